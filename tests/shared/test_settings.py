@@ -1,0 +1,118 @@
+"""Where settings come from, which source wins, and what a person is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shared.settings import (
+    ROLES,
+    ApiSettings,
+    ConfigError,
+    RunSettings,
+    ServeSettings,
+    Settings,
+    WorkerSettings,
+)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder without a settings file, and no variables."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SLOTSTREAM_CONFIG", raising=False)
+    return tmp_path
+
+
+def from_flags(cls: type[Settings], *argv: str) -> Settings:
+    return cls.from_command_line(argv, prog="slotstream x", description="")
+
+
+def test_flags_win_over_variables_and_these_over_the_file(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (elsewhere / "slotstream.toml").write_text("port = 1\nhost = 'a'\n[api]\nhost = 'b'\nkeep_alive_s = 3\n")
+    monkeypatch.setenv("SLOTSTREAM_PORT", "2")
+    assert ApiSettings.load().port == 2
+    settings = from_flags(ApiSettings, "--port", "3")
+    assert isinstance(settings, ApiSettings)
+    assert (settings.port, settings.host, settings.keep_alive_s) == (3, "b", 3.0)
+
+
+def test_a_table_is_for_its_role_alone(elsewhere: Path) -> None:
+    (elsewhere / "slotstream.toml").write_text("[worker]\nparallel = 3\n[serve]\nparallel = 5\n")
+    assert WorkerSettings.load().parallel == 3
+    assert ServeSettings.load().parallel == 5
+
+
+def test_the_names_are_those_of_llama_server() -> None:
+    argv = "-m x.gguf -a name -c 4096 -np 4 -b 512 -ub 256 -t 3 -tb 2 -ngl 7 -fa on -ctk q8_0 -ctv q4_0".split()
+    settings = from_flags(WorkerSettings, *argv)
+    assert isinstance(settings, WorkerSettings)
+    assert (settings.model, settings.alias, settings.ctx_size, settings.parallel) == ("x.gguf", "name", 4096, 4)
+    assert (settings.batch_size, settings.ubatch_size, settings.threads, settings.threads_batch) == (512, 256, 3, 2)
+    assert (settings.n_gpu_layers, settings.flash_attn) == (7, "on")
+    assert (settings.cache_type_k, settings.cache_type_v) == ("q8_0", "q4_0")
+
+
+@pytest.mark.parametrize(
+    ("cls", "argv", "said"),
+    [
+        (WorkerSettings, ["-np", "0"], "--parallel: input should be greater than or equal to 1"),
+        (WorkerSettings, ["-c", "many"], "--ctx-size: input should be a valid integer"),
+        (WorkerSettings, ["-fa", "maybe"], "--flash-attn: input should be 'on', 'off' or 'auto'"),
+        (ApiSettings, ["--port", "70000"], "--port: input should be less than or equal to 65535"),
+        (ApiSettings, ["--prot", "1"], "unrecognized arguments: --prot 1"),
+        (ApiSettings, ["--config", "missing.toml"], "cannot read missing.toml"),
+        (RunSettings, ["in.jsonl"], "--output is needed"),
+        (RunSettings, [], "INPUT"),
+    ],
+)
+def test_a_wrong_flag_is_one_sentence_that_names_it(
+    cls: type[Settings], argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        from_flags(cls, *argv)
+    error = capsys.readouterr().err
+    assert left.value.code == 2
+    assert said in error and error.startswith("slotstream x: ") and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("prot = 1", "no setting is named 'prot'"),
+        ("[api]\nmodel = 'x'", "[api] has no setting 'model'"),
+        ("port = ", "is not valid TOML"),
+        ("port = 'x'", "--port: input should be a valid integer"),
+    ],
+)
+def test_a_wrong_file_is_one_sentence_that_names_it(elsewhere: Path, content: str, said: str) -> None:
+    path = elsewhere / "other.toml"
+    path.write_text(content)
+    with pytest.raises(ConfigError) as raised:
+        ApiSettings.load(str(path))
+    assert said in str(raised.value)
+
+
+def test_secrets_are_never_printed() -> None:
+    settings = ServeSettings.load(api_keys=["sesame"], redis_url="redis://:sesame@h")
+    assert "sesame" not in f"{settings!r} {settings}"
+
+
+def test_what_a_supervisor_was_told_reaches_its_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = ServeSettings.load(api_keys=["a", "b"], redis_url="redis://:p@h", parallel=3, flash_attn="on", port=9)
+    for name, value in told.to_environment().items():
+        monkeypatch.setenv(name, value)
+    api, worker = ApiSettings.load(), WorkerSettings.load()
+    assert [key.get_secret_value() for key in api.api_keys] == ["a", "b"]
+    assert (api.port, api.redis_url.get_secret_value()) == (9, "redis://:p@h")
+    assert (worker.parallel, worker.flash_attn) == (3, "on")
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_help_names_every_flag(role: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        from_flags(ROLES[role], "--help")
+    assert left.value.code == 0
+    text = capsys.readouterr().out
+    assert "--redis-url" in text and "--config" in text
