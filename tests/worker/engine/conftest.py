@@ -1,0 +1,15 @@
+"""Tiny models, written once a session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.models import write_byte_model
+
+
+@pytest.fixture(scope="session")
+def byte_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random weights; ids are bytes, so that any text is a prompt and text is often no UTF-8."""
+    return write_byte_model(tmp_path_factory.mktemp("models") / "bytes.gguf")

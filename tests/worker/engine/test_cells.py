@@ -1,0 +1,185 @@
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker.engine.cells import MIN_SHARED, Cells, Ids, Resident
+
+ROOM = 200
+
+
+class ScriptedCache:
+    """Which positions each sequence has, as llama.cpp would have it. `can_rewind` False: all or nothing goes."""
+
+    def __init__(self, can_rewind: bool = True) -> None:
+        self.lengths: dict[int, int] = {}
+        self.shared: list[tuple[int, int, int, int]] = []
+        self._can_rewind = can_rewind
+
+    def truncate(self, seq_id: int, n_kept: int) -> bool:
+        if not self._can_rewind and 0 < n_kept < self.lengths.get(seq_id, 0):
+            return False
+        self.lengths[seq_id] = min(self.lengths.get(seq_id, 0), n_kept)
+        return True
+
+    def share(self, source: int, target: int, start: int, end: int) -> None:
+        assert self.lengths[source] >= end
+        assert self.lengths.get(target, 0) == start
+        self.lengths[target] = end
+        self.shared.append((source, target, start, end))
+
+
+def buffer(tokens: Sequence[int]) -> Ids:
+    room = np.zeros(ROOM, dtype=np.int32)
+    room[: len(tokens)] = tokens
+    return room
+
+
+class Slots:
+    """Cells over a scripted cache, with sequences that are computed at once."""
+
+    def __init__(self, n_slots: int = 3, *, can_rewind: bool = True) -> None:
+        self.cache = ScriptedCache(can_rewind)
+        self.cells = Cells(self.cache, n_slots, can_rewind=can_rewind)
+
+    def place(self, tokens: Sequence[int], *, may_reuse: bool = True) -> Resident:
+        resident = self.cells.place(buffer(tokens), len(tokens), may_reuse=may_reuse)
+        assert resident is not None
+        return resident
+
+    def compute(self, resident: Resident, n_tokens: int | None = None) -> None:
+        resident.n_cached += resident.n_pending if n_tokens is None else n_tokens
+        self.cache.lengths[resident.slot] = resident.n_cached
+
+    def finish(self, tokens: Sequence[int], **more: bool) -> Resident:
+        resident = self.place(tokens, **more)
+        self.compute(resident)
+        self.cells.release(resident)
+        return resident
+
+
+A, B = list(range(100, 160)), list(range(300, 360))
+
+
+def test_the_same_prompt_again_computes_one_token() -> None:
+    slots = Slots()
+    first = slots.finish(A)
+    again = slots.place(A)
+    assert (again.slot, again.n_reused, again.n_pending) == (first.slot, len(A) - 1, 1)
+
+
+def test_the_best_prefix_wins_and_its_rest_is_cut_off() -> None:
+    slots = Slots()
+    slots.finish([*A[:20], *B])
+    best = slots.finish([*A[:50], *B])
+    placed = slots.place([*A, 7])
+    assert (placed.slot, placed.n_reused) == (best.slot, 50)
+    assert slots.cache.lengths[best.slot] == 50
+
+
+def test_without_a_prefix_the_least_recently_used_slot_goes() -> None:
+    slots = Slots(2)
+    first, second = slots.finish(A), slots.finish(B)
+    assert slots.finish([1, 2, 3]).slot == first.slot
+    assert slots.finish([4, 5, 6]).slot == second.slot
+
+
+def test_a_busy_sequence_lends_its_prefix() -> None:
+    slots = Slots()
+    lender = slots.place([*A, 1])
+    slots.compute(lender)
+    placed = slots.place([*A, 2])
+    assert (placed.n_reused, placed.n_pending) == (len(A), 1)
+    assert slots.cache.shared == [(lender.slot, placed.slot, 0, len(A))]
+
+
+def test_cache_prompt_off_reuses_nothing() -> None:
+    slots = Slots()
+    slots.finish(A)
+    assert slots.place(A, may_reuse=False).n_reused == 0
+
+
+def test_there_is_no_slot_when_all_are_busy() -> None:
+    slots = Slots(1)
+    slots.place(A)
+    assert slots.cells.place(buffer(B), len(B), may_reuse=True) is None
+
+
+def test_a_prefix_that_is_being_computed_is_waited_for() -> None:
+    slots = Slots()
+    leader, follower = slots.place([*A, 1]), slots.place([*A, 2])
+    assert follower.leader is leader
+    slots.compute(leader, 40)
+    slots.cells.catch_up(follower)
+    assert (follower.n_cached, follower.leader) == (40, leader)
+    slots.compute(leader)
+    slots.cells.catch_up(follower)
+    assert (follower.n_cached, follower.n_reused, follower.leader) == (len(A), len(A), None)
+
+
+def test_a_short_common_beginning_is_not_waited_for() -> None:
+    slots = Slots()
+    slots.place([*A[: MIN_SHARED - 1], *B])
+    assert slots.place(A).leader is None
+
+
+@pytest.mark.parametrize("is_slot_taken", [False, True])
+def test_a_follower_goes_on_alone_when_its_leader_ends(is_slot_taken: bool) -> None:
+    slots = Slots(2)
+    leader, follower = slots.place([*A, 1]), slots.place([*A, 2])
+    slots.compute(leader, 30)
+    slots.cells.release(leader)
+    if is_slot_taken:
+        assert slots.place(B) is leader
+    slots.cells.catch_up(follower)
+    assert follower.leader is None
+    assert follower.n_cached == (0 if is_slot_taken else 30)
+
+
+def test_a_state_that_cannot_lose_its_end_is_reused_whole_or_not() -> None:
+    slots = Slots(2, can_rewind=False)
+    resident = slots.finish(A)
+    longer = slots.place([*A, 7])
+    assert (longer.slot, longer.n_reused) == (resident.slot, len(A))
+    slots.compute(longer)
+    slots.cells.release(longer)
+    assert slots.place(A).n_reused == 0
+
+
+def test_idle_residents_go_oldest_first_and_busy_ones_stay() -> None:
+    slots = Slots()
+    first, second = slots.finish(A), slots.finish(B)
+    busy = slots.place([9, 9, 9])
+    slots.compute(busy)
+    assert slots.cells.drop_oldest_idle()
+    assert (first.n_cached, second.n_cached) == (0, len(B))
+    assert slots.cells.drop_oldest_idle()
+    assert not slots.cells.drop_oldest_idle()
+    assert busy.n_cached == 3
+
+
+@given(st.data())
+def test_residents_are_always_what_the_cache_has(data: st.DataObject) -> None:
+    slots = Slots(3)
+    busy: list[Resident] = []
+    for _ in range(data.draw(st.integers(1, 25))):
+        match data.draw(st.sampled_from(["place", "compute", "release", "drop"])):
+            case "place" if slots.cells.n_idle:
+                n = data.draw(st.integers(1, len(A)))
+                tokens = [*A[:n], *data.draw(st.lists(st.integers(0, 3), max_size=4))]
+                busy.append(slots.place(tokens, may_reuse=data.draw(st.booleans())))
+                assert busy[-1].n_pending >= 1
+            case "compute":
+                for resident in busy:
+                    slots.cells.catch_up(resident)
+                    if resident.leader is None and resident.n_pending:
+                        slots.compute(resident, data.draw(st.integers(1, resident.n_pending)))
+            case "release" if busy:
+                slots.cells.release(busy.pop(data.draw(st.integers(0, len(busy) - 1))))
+            case "drop":
+                slots.cells.drop_oldest_idle()
+        for resident in slots.cells.residents:
+            assert slots.cache.lengths.get(resident.slot, 0) == resident.n_cached
+            assert resident.n_reused <= resident.n_cached or not resident.is_busy

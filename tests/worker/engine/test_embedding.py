@@ -1,0 +1,89 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shared.events import Failure, Vector
+from tests.models import demo_model_path
+from tests.worker.engine.harness import Recorded, config, task
+from worker.engine import EmbedTask, EngineConfig, SequenceKey
+
+
+def embed(job_id: str, tokens: list[int], *, normalize: bool = True) -> EmbedTask:
+    return EmbedTask(SequenceKey(job_id, 0), tuple(tokens), normalize)
+
+
+def vector(engine: Recorded, job_id: str) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    ending = engine.ending(job_id)
+    assert isinstance(ending, Vector), ending
+    return ending.values()
+
+
+def test_a_vector_has_the_models_width_and_length_one(byte_model: Path) -> None:
+    with Recorded(config(byte_model)) as engine:
+        engine.submit(embed("unit", list(b"hello")), embed("raw", list(b"hello"), normalize=False))
+        unit, raw = vector(engine, "unit"), vector(engine, "raw")
+    assert unit.shape == (64,)
+    assert np.linalg.norm(unit) == pytest.approx(1.0, abs=1e-5)
+    assert raw / np.linalg.norm(raw) == pytest.approx(unit, abs=1e-6)
+
+
+def test_a_vector_does_not_depend_on_its_neighbours() -> None:
+    """On the demo model: its weights are quantized, which is what makes neighbours felt in a common batch."""
+    with Recorded(EngineConfig(model=demo_model_path(), n_ctx=512, n_slots=2)) as engine:
+        texts = ["a", "the quick brown fox", "a", "an altogether longer input of several words", "a"]
+        inputs = [engine.engine.model.tokenize(text, add_special=True, parse_special=False) for text in texts]
+        engine.submit(embed("alone", inputs[1]))
+        alone = vector(engine, "alone")
+        engine.submit(task("beside", inputs[3], n_predict=8))
+        engine.submit(*(embed(f"in{at}", tokens) for at, tokens in enumerate(inputs)))
+        together = [vector(engine, f"in{at}") for at in range(len(inputs))]
+        engine.answer("beside")
+    assert together[1] == pytest.approx(alone, abs=1e-5)
+    assert together[0] == pytest.approx(together[2], abs=1e-5)
+    assert together[0] == pytest.approx(together[4], abs=1e-5)
+    assert together[0] != pytest.approx(together[1], abs=1e-2)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
+def test_pooling_is_what_was_asked_for(byte_model: Path, pooling: str) -> None:
+    with Recorded(config(byte_model, pooling=pooling)) as engine:
+        engine.submit(embed("whole", list(b"hello")), embed("first", list(b"h")))
+        is_first = vector(engine, "whole") == pytest.approx(vector(engine, "first"), abs=1e-4)
+    assert is_first == (pooling == "cls")
+
+
+def test_inputs_that_cannot_be_embedded_fail_alone_and_name_the_limit(byte_model: Path) -> None:
+    with Recorded(config(byte_model, n_ubatch=64)) as engine:
+        engine.submit(embed("long", [65] * 65), embed("empty", []), embed("fits", [65] * 64), embed("bad", [65, 10**6]))
+        long, empty, bad = engine.ending("long"), engine.ending("empty"), engine.ending("bad")
+        assert vector(engine, "fits").shape == (64,)
+    assert isinstance(long, Failure)
+    assert long.code == "invalid_request"
+    assert "65 tokens" in long.message
+    assert "64 (n_ubatch)" in long.message
+    assert isinstance(empty, Failure)
+    assert empty.code == "invalid_request"
+    assert isinstance(bad, Failure)
+    assert bad.code == "invalid_request"
+
+
+def test_embeddings_and_generation_take_turns(byte_model: Path) -> None:
+    with Recorded(config(byte_model, n_batch=64, n_ubatch=64)) as engine:
+        engine.submit(task("text", list(b"hello"), n_predict=60))
+        engine.submit(*(embed(f"in{at}", [65 + at] * 60) for at in range(20)))
+        engine.answer("text")
+        for at in range(20):
+            vector(engine, f"in{at}")
+        snapshot = engine.engine.snapshot()
+    assert snapshot.steps >= 60
+    assert snapshot.n_waiting == 0
+
+
+def test_a_job_with_inputs_that_wait_can_be_cancelled(byte_model: Path) -> None:
+    with Recorded(config(byte_model, n_batch=64, n_ubatch=64)) as engine:
+        engine.submit(*(EmbedTask(SequenceKey("many", at), (65,) * 64) for at in range(200)))
+        engine.engine.cancel("many")
+        engine.wait_for(lambda: len(engine.events("many")) == 200)
+        codes = {event.code for event in engine.events("many") if isinstance(event, Failure)}
+    assert codes == {"cancelled"}

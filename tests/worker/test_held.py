@@ -1,0 +1,119 @@
+"""How a held job gathers, numbers and ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.bus import Claimed, Lease
+from shared.errors import Cancelled, EngineFailed, Expired, InvalidRequest, SlotstreamError
+from shared.events import Accepted, Answer, Failure, Progress, StopType, Tokens
+from shared.jobs import Completion, Job, Lane
+from worker.held import Held, HeldJobs
+
+
+def held(lane: Lane = Lane.INTERACTIVE, expected: int = 1) -> Held:
+    job = Job(id="job_0_00", model="m", request=Completion(prompt="Hi"), lane=lane)
+    claimed = Claimed(job, Lease(job.id, "w:1:x"), attempt=1, deaths=0, enqueued_at=0, deadline_at=9, now=1)
+    return Held(claimed, expected=expected)
+
+
+def said(text: str) -> Tokens:
+    return Tokens(ids=(1,), text=text)
+
+
+def answer(index: int = 0) -> Answer:
+    return Answer(index=index, text="", ids=(), prompt="", prompt_tokens=1, stop_type=StopType.EOS, seed=1)
+
+
+def is_due(job: Held, now: float) -> bool:
+    return job.is_due(now, bulk_wait_s=0.25, bulk_tokens=3)
+
+
+def test_chunks_are_numbered_without_gaps() -> None:
+    job = held()
+    firsts = []
+    for texts in (["a"], ["b", "c"], ["d"]):
+        for text in texts:
+            job.hear(said(text), 0.0)
+        chunk = job.take_chunk()
+        assert chunk
+        firsts.append((chunk.first_event, "".join(event.text for event in chunk.events)))
+    assert firsts == [(1, "a"), (2, "bc"), (4, "d")]
+    assert job.take_chunk() is None
+    assert job.next_event == 5
+
+
+def test_what_is_not_numbered_takes_no_number() -> None:
+    job = held()
+    job.hear(Accepted(prompt_tokens=3, n_ctx=8), 0.0)
+    job.hear(Progress(total=3, cache=0, processed=2, time_ms=1), 0.0)
+    chunk = job.take_chunk()
+    assert chunk
+    assert (chunk.first_event, chunk.events, job.next_event) == (1, (), 1)
+    assert chunk.accepted and chunk.progress
+
+
+def test_interactive_is_due_at_once() -> None:
+    job = held()
+    assert not is_due(job, 0.0)
+    job.hear(said("a"), 5.0)
+    assert is_due(job, 5.0)
+
+
+def test_bulk_is_due_after_a_while_or_enough_tokens() -> None:
+    job = held(Lane.BULK)
+    job.hear(said("a"), 5.0)
+    assert not is_due(job, 5.2)
+    assert is_due(job, 5.26)
+    job.hear(said("b"), 5.1)
+    job.hear(said("c"), 5.1)
+    assert is_due(job, 5.1)
+    job.take_chunk()
+    job.hear(said("d"), 6.0)
+    assert not is_due(job, 6.1), "the wait starts with what is unsent"
+
+
+def test_an_acceptance_and_an_ending_never_wait() -> None:
+    job = held(Lane.BULK)
+    job.hear(Accepted(prompt_tokens=3, n_ctx=8), 0.0)
+    assert is_due(job, 0.0)
+    job.take_chunk()
+    job.hear(answer(), 0.0)
+    assert is_due(job, 0.0)
+
+
+def test_a_job_ends_when_its_last_part_has() -> None:
+    job = held(expected=2)
+    job.hear(answer(1), 0.0)
+    assert not job.is_complete
+    job.hear(answer(0), 0.0)
+    assert [part.index for part in job.ending("w").parts] == [0, 1]
+    assert job.ending("w").status == "succeeded"
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (InvalidRequest("no"), "failed"),
+        (EngineFailed("no"), "failed"),
+        (Cancelled("no"), "cancelled"),
+        (Expired("no"), "expired"),
+    ],
+)
+def test_the_first_failure_is_the_ending(error: SlotstreamError, status: str) -> None:
+    job = held(expected=2)
+    job.hear(answer(0), 0.0)
+    job.hear(Failure.of(error), 0.0)
+    job.hear(Failure.of(EngineFailed("later")), 0.0)
+    ending = job.ending("w")
+    assert job.is_complete
+    assert (ending.status, ending.failure and ending.failure.message) == (status, "no")
+
+
+async def test_a_freed_job_is_told_of_once() -> None:
+    jobs, freed = HeldJobs(), []
+    jobs.on_freed = lambda: freed.append(len(jobs))
+    jobs.add(held())
+    assert jobs.remove("job_0_00") and not jobs.remove("job_0_00")
+    assert freed == [0]
+    await jobs.wait_empty()

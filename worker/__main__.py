@@ -1,0 +1,37 @@
+"""`python -m worker`: the process entry. Sets how native threads wait, before llama.cpp is loaded."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from shared import telemetry
+from shared.settings import ConfigError, WorkerSettings
+from worker.threads import NATIVE_ENVIRONMENT
+
+
+def main() -> int:
+    settings = WorkerSettings.from_command_line(
+        sys.argv[1:],
+        prog="slotstream worker",
+        description="Pull jobs of one model from the queue and run them with llama.cpp.",
+    )
+    for name, value in NATIVE_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    telemetry.configure(settings.log_level, settings.log_format, "worker")
+    # Only now: these import llama.cpp, whose threads read the variables above once.
+    import uvloop  # noqa: PLC0415
+
+    from worker.app import run  # noqa: PLC0415
+    from worker.engine import LoadFailed  # noqa: PLC0415
+
+    try:
+        uvloop.run(run(settings))
+    except (ConfigError, LoadFailed) as error:
+        print(f"slotstream worker: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

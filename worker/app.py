@@ -1,0 +1,186 @@
+"""A worker from start to end: load, pull, publish; and on SIGTERM finish, give back, leave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import platform
+import random
+import secrets
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import structlog
+
+from shared.bus import Bus, LeaseKeeper, open_bus
+from shared.errors import BusUnavailable
+from shared.settings import WorkerSettings
+from worker.engine import Engine, EngineConfig
+from worker.held import HeldJobs
+from worker.intake import Registrar
+from worker.presence import Announcer
+from worker.publisher import Publisher
+from worker.puller import Hands, Puller, Station
+
+STALL_S = 120.0
+"""A busy engine without a finished step for this long hangs; a prefill step of a slow CPU takes some seconds."""
+WATCH_EVERY_S = 1.0
+
+log = structlog.get_logger(__name__)
+
+
+class EngineDied(Exception):
+    """The decode thread ended or hangs. The process must go: its jobs come back by their leases."""
+
+
+async def run(settings: WorkerSettings) -> None:
+    """Work until SIGTERM or SIGINT. ConfigError or LoadFailed when it cannot start, EngineDied when it cannot go on."""
+    config = EngineConfig.from_settings(settings)
+    name = settings.alias or config.model.stem
+    worker_id = f"{platform.node()}-{os.getpid()}-{secrets.token_hex(3)}"
+    signals = StopSignals()
+    async with open_bus(settings, name=worker_id) as bus:
+        await _reach(bus)
+        await bus.check_server()
+        announcer = Announcer(bus.presence, worker_id, name, config)
+        publisher = Publisher(bus.queue, held := HeldJobs(), worker_id)
+        engine = Engine(config, publisher.post)
+        async with _beside(announcer.run()):
+            await _load(engine, config, name)
+            try:
+                announcer.ready(engine)
+                keeper = LeaseKeeper(
+                    settings,
+                    is_alive=lambda: not _is_stalled(engine),
+                    on_cancel=_in_loop(publisher.cancel),
+                    on_lost=_in_loop(publisher.lose),
+                )
+                publisher.attach(engine, keeper)
+                puller = Puller(
+                    bus.queue,
+                    bus.log,
+                    Hands(engine, held, publisher, keeper),
+                    Registrar(engine.model, n_ctx=engine.n_ctx_slot, n_ubatch=config.n_ubatch),
+                    Station(worker_id, name, config.n_slots, settings.lease_s),
+                )
+                with keeper:
+                    async with _beside(_watch(engine)), _beside(publisher.run(), publisher.close):
+                        async with _beside(puller.listen()), _beside(puller.run(), puller.close):
+                            await signals.wait()
+                            announcer.draining()
+                        log.info("draining", jobs=len(held), grace_s=settings.grace_s)
+                        await signals.or_again(held.wait_empty(), settings.grace_s)
+                        for job in held:
+                            engine.discard(job.job.id)
+                    await _give_back(bus, held)
+            finally:
+                await asyncio.to_thread(engine.stop)
+    log.info("left")
+
+
+class StopSignals:
+    """SIGTERM and SIGINT: the first asks to leave in good order, the next to leave now."""
+
+    def __init__(self) -> None:
+        self._first, self._second = asyncio.Event(), asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._hear)
+
+    def _hear(self) -> None:
+        (self._second if self._first.is_set() else self._first).set()
+
+    async def wait(self) -> None:
+        await self._first.wait()
+
+    async def or_again(self, work: Coroutine[Any, Any, None], timeout_s: float) -> None:
+        """Until `work` is done, its time is over, or a second signal came."""
+        tasks = {asyncio.create_task(work), asyncio.create_task(self._second.wait())}
+        await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+
+
+async def _reach(bus: Bus) -> None:
+    """Wait for the bus, however long: a worker may well start before its Redis."""
+    wait = 0.2
+    while True:
+        try:
+            return await bus.ping()
+        except BusUnavailable as error:
+            log.warning("waiting for the bus", reason=error.message)
+            await asyncio.sleep(wait * random.uniform(0.5, 1.5))
+            wait = min(wait * 2, 5.0)
+
+
+async def _load(engine: Engine, config: EngineConfig, name: str) -> None:
+    started = time.monotonic()
+    log.info("loading", model=str(config.model))
+    await asyncio.to_thread(engine.start)
+    log.info(
+        "ready",
+        model=name,
+        slots=config.n_slots,
+        n_ctx_slot=engine.n_ctx_slot,
+        threads=config.n_threads,
+        wait_policy=os.environ.get("OMP_WAIT_POLICY", "default"),
+        load_s=round(time.monotonic() - started, 1),
+    )
+
+
+async def _watch(engine: Engine) -> None:
+    """A dead or hung decode thread ends the process: nothing here could mend it."""
+    while True:
+        await asyncio.sleep(WATCH_EVERY_S)
+        if not engine.snapshot().is_alive:
+            raise EngineDied("the decode thread has ended")
+        if _is_stalled(engine):
+            log.critical("the decode thread hangs", stall_s=STALL_S)
+            # A hung native call can be neither joined nor freed; only leaving helps.
+            os._exit(70)
+
+
+def _is_stalled(engine: Engine) -> bool:
+    snapshot = engine.snapshot()
+    return snapshot.is_busy and time.monotonic() - snapshot.progress_at > STALL_S
+
+
+async def _give_back(bus: Bus, held: HeldJobs) -> None:
+    """What did not finish goes back with the tokens it has, and another worker takes it at once."""
+    for job in held:
+        try:
+            await bus.queue.release(job.lease)
+            log.info("given back", job=job.job.id, tokens=job.next_event - 1)
+        except BusUnavailable:
+            log.warning("not given back: its lease must run out first", job=job.job.id)
+
+
+def _in_loop(call: Callable[[str], None]) -> Callable[[str], None]:
+    """`call`, made on this event loop whatever thread asks."""
+    loop = asyncio.get_running_loop()
+
+    def ask(job_id: str) -> None:
+        loop.call_soon_threadsafe(call, job_id)
+
+    return ask
+
+
+@contextlib.asynccontextmanager
+async def _beside(work: Coroutine[Any, Any, None], stop: Callable[[], None] | None = None) -> AsyncIterator[None]:
+    """Run `work` beside the block. Its failure ends the block; the block's end cancels it, or asks it to `stop`.
+
+    What talks to the bus is asked, not cancelled: a claim or an append cut off between request and reply would leave
+    work that nobody knows of.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(work)
+            try:
+                yield
+            finally:
+                (stop or task.cancel)()
+    except BaseExceptionGroup as failures:
+        # A group has one member here unless the block fell with the work, and then the work's failure is the cause.
+        raise failures.exceptions[0] from None

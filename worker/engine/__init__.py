@@ -1,0 +1,27 @@
+"""Many sequences on one model, decoded as one batch.
+
+Tasks go in from any thread and events come out through one callback per step. Knows no asyncio, no queue, no JSON.
+"""
+
+from worker.engine.config import EngineConfig
+from worker.engine.engine import Engine, EngineEvent, OnEvents
+from worker.engine.llama import LoadFailed, Model, ModelFacts
+from worker.engine.snapshot import BatchSnapshot, EngineSnapshot, SlotSnapshot
+from worker.engine.task import EmbedTask, GenerateTask, SequenceKey, Task
+
+__all__ = [
+    "BatchSnapshot",
+    "EmbedTask",
+    "Engine",
+    "EngineConfig",
+    "EngineEvent",
+    "EngineSnapshot",
+    "GenerateTask",
+    "LoadFailed",
+    "Model",
+    "ModelFacts",
+    "OnEvents",
+    "SequenceKey",
+    "SlotSnapshot",
+    "Task",
+]

@@ -1,0 +1,189 @@
+"""Which tokens stand in the KV cache, slot by slot, and how a new prompt reuses them.
+
+One sequence a slot; the slot's number is its sequence id. A sequence that ended stays resident until its slot is
+needed. The cache is unified: a prefix that several slots share stands in it once, so lending one costs no cells.
+
+Knows nothing of tasks, sampling or text.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int32]
+
+MIN_SHARED = 16
+"""Tokens below which it is not worth waiting for another sequence to compute them."""
+
+
+class Cache(Protocol):
+    """What cells need of a context."""
+
+    def truncate(self, seq_id: int, n_kept: int) -> bool: ...
+
+    def share(self, source: int, target: int, start: int, end: int) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Resident:
+    """The sequence in one slot. Invariant: the first `n_cached` of `tokens` are what the cache has for the slot."""
+
+    slot: int
+    tokens: Ids = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    """Room for the whole sequence; the first `n_tokens` are known."""
+    n_tokens: int = 0
+    n_cached: int = 0
+    n_reused: int = 0
+    """Of the cached: those that this sequence did not compute itself."""
+    is_busy: bool = False
+    leader: Resident | None = None
+    """A busy sequence that computes a prefix of this one right now."""
+    awaited: Ids | None = None
+    """The leader's tokens, by which it is known that its slot has not gone to another."""
+    n_awaited: int = 0
+    """The length of the prefix."""
+    stamp: int = 0
+    """Grows with every use: the least is the least recently used."""
+
+    @property
+    def n_pending(self) -> int:
+        """Known tokens that are not in the cache yet."""
+        return self.n_tokens - self.n_cached
+
+    def append(self, token: int) -> None:
+        self.tokens[self.n_tokens] = token
+        self.n_tokens += 1
+
+
+class Cells:
+    """All slots. For the decode thread, between decodes.
+
+    `can_rewind` is False for models whose state cannot lose its end: there only a whole resident is reused.
+    """
+
+    def __init__(self, cache: Cache, n_slots: int, *, can_rewind: bool = True) -> None:
+        self._cache = cache
+        self._can_rewind = can_rewind
+        self._stamps = itertools.count(1)
+        self.residents = [Resident(slot) for slot in range(n_slots)]
+
+    @property
+    def n_idle(self) -> int:
+        return sum(not resident.is_busy for resident in self.residents)
+
+    def place(self, tokens: Ids, n_tokens: int, *, may_reuse: bool) -> Resident | None:
+        """Give a slot to a sequence of which `n_tokens` are known, with as much of it as the cache has.
+
+        At least one known token is left to compute, since the first choice needs its logits. None: no slot is idle.
+        """
+        idle = [resident for resident in self.residents if not resident.is_busy]
+        if not idle:
+            return None
+        known = tokens[:n_tokens]
+        target = min(idle, key=lambda resident: resident.stamp)
+        n_own = n_lent = 0
+        if may_reuse:
+            best = max(idle, key=lambda resident: self._n_kept(resident, known))
+            if n_own := self._n_kept(best, known):
+                target = best
+            source, n_lent = self._best_lender(known)
+            if n_lent > n_own:
+                # A copy: so take the slot that is missed the least, not the one with the second-best prefix.
+                target = min(idle, key=lambda resident: resident.stamp)
+                self._trim(target, 0)
+                self._cache.share(source.slot, target.slot, 0, n_lent)
+        if n_lent <= n_own:
+            n_lent = self._trim(target, n_own)
+        self._settle(target, tokens, n_tokens, n_lent)
+        if may_reuse:
+            self._find_leader(target)
+        return target
+
+    def catch_up(self, resident: Resident) -> None:
+        """Take over what the leader has computed since; follow no longer once it has all, or has ended."""
+        leader = resident.leader
+        if leader is None:
+            return
+        is_there = leader.tokens is resident.awaited
+        n_ready = min(leader.n_cached, resident.n_awaited) if is_there else 0
+        if n_ready > resident.n_cached:
+            self._cache.share(leader.slot, resident.slot, resident.n_cached, n_ready)
+            resident.n_reused += n_ready - resident.n_cached
+            resident.n_cached = n_ready
+        if not (is_there and leader.is_busy) or n_ready == resident.n_awaited:
+            resident.leader = resident.awaited = None
+
+    def release(self, resident: Resident) -> None:
+        """The sequence ended; its tokens stay until the slot is needed."""
+        resident.is_busy = False
+        resident.leader = resident.awaited = None
+        resident.stamp = next(self._stamps)
+
+    def restore(self, resident: Resident) -> None:
+        """After a decode that failed: let the cache have again what the resident says, or nothing."""
+        resident.n_cached = self._trim(resident, resident.n_cached)
+        resident.n_reused = min(resident.n_reused, resident.n_cached)
+
+    def drop_oldest_idle(self) -> bool:
+        """Free the cells of the idle resident that was used least recently; False when there is none."""
+        idle = [resident for resident in self.residents if not resident.is_busy and resident.n_cached]
+        if not idle:
+            return False
+        self.forget(min(idle, key=lambda resident: resident.stamp))
+        return True
+
+    def forget(self, resident: Resident) -> None:
+        """Free the cells of a resident."""
+        self._trim(resident, 0)
+        resident.n_cached = 0
+
+    def _settle(self, target: Resident, tokens: Ids, n_tokens: int, n_cached: int) -> None:
+        target.tokens, target.n_tokens = tokens, n_tokens
+        target.n_cached = target.n_reused = n_cached
+        target.is_busy = True
+        target.stamp = next(self._stamps)
+
+    def _n_kept(self, resident: Resident, known: Ids) -> int:
+        """How much of an idle resident a sequence can go on from."""
+        n = min(_common(resident.tokens[: resident.n_cached], known), len(known) - 1)
+        return n if self._can_rewind or n == resident.n_cached else 0
+
+    def _best_lender(self, known: Ids) -> tuple[Resident, int]:
+        lender, n_best = self.residents[0], 0
+        for resident in self.residents if self._can_rewind else ():
+            n = min(_common(resident.tokens[: resident.n_cached], known), len(known) - 1)
+            if resident.is_busy and n > n_best:
+                lender, n_best = resident, n
+        return lender, n_best
+
+    def _find_leader(self, target: Resident) -> None:
+        """Look for a busy sequence that will soon have a longer prefix than the cache has now."""
+        if not self._can_rewind:
+            return
+        known = target.tokens[: target.n_tokens]
+        target.n_awaited = target.n_cached + MIN_SHARED - 1
+        for other in self.residents:
+            if other is target or not other.is_busy or other.n_pending <= 1:
+                continue
+            n = min(_common(other.tokens[: other.n_tokens], known), len(known) - 1)
+            if n > target.n_awaited:
+                target.leader, target.awaited, target.n_awaited = other, other.tokens, n
+
+    def _trim(self, resident: Resident, n_kept: int) -> int:
+        """Cut a slot's cells to a length; 0 where the model cannot keep a part. Returns what is left."""
+        if self._cache.truncate(resident.slot, n_kept):
+            return n_kept
+        self._cache.truncate(resident.slot, 0)
+        return 0
+
+
+def _common(left: Ids, right: Ids) -> int:
+    """Length of the common prefix."""
+    n = min(len(left), len(right))
+    differs = left[:n] != right[:n]
+    return int(differs.argmax()) if differs.any() else n

@@ -1,0 +1,54 @@
+"""The engine's settings as plain values, with every default resolved that needs no model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from shared.settings import ConfigError, WorkerSettings
+from worker.demo import demo_model_path
+from worker.threads import choose_threads
+
+Pooling = Literal["mean", "cls", "last"]
+FlashAttention = Literal["on", "off", "auto"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    model: Path
+    n_ctx: int = 0
+    """KV cells for all slots together; 0 takes the model's training context."""
+    n_slots: int = 8
+    n_ctx_slot: int = 0
+    """Longest sequence of one slot; 0 is n_ctx // n_slots. More than that overcommits the cells."""
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    n_threads: int = 1
+    n_threads_batch: int = 1
+    n_gpu_layers: int = -1
+    flash_attention: FlashAttention = "auto"
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+    pooling: Pooling | None = None
+
+    @classmethod
+    def from_settings(cls, settings: WorkerSettings) -> EngineConfig:
+        """Resolve `demo` and the number of threads. ConfigError when no model is named."""
+        if not settings.model:
+            raise ConfigError("--model is needed: a GGUF file, or `demo`")
+        n_threads = settings.threads or choose_threads()
+        return cls(
+            model=demo_model_path() if settings.model == "demo" else Path(settings.model),
+            n_ctx=settings.ctx_size,
+            n_slots=settings.parallel,
+            n_batch=settings.batch_size,
+            n_ubatch=min(settings.ubatch_size, settings.batch_size),
+            n_threads=n_threads,
+            n_threads_batch=settings.threads_batch or n_threads,
+            n_gpu_layers=settings.n_gpu_layers,
+            flash_attention=settings.flash_attn,
+            cache_type_k=settings.cache_type_k,
+            cache_type_v=settings.cache_type_v,
+            pooling=settings.pooling,
+        )

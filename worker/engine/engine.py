@@ -1,0 +1,524 @@
+"""The loop that decodes. One thread, from start to stop; everything else reaches it through its inbox.
+
+Knows no asyncio, no queue, no JSON. Text and events are the scribe's; llama.cpp is behind `llama`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from shared.errors import Cancelled, EngineFailed, Expired, InvalidRequest, PromptTooLong, SlotstreamError
+from shared.events import Failure, StopType, Timings
+from worker.engine.cells import Cells
+from worker.engine.config import EngineConfig
+from worker.engine.embedding import Embedder
+from worker.engine.lanes import Lanes
+from worker.engine.llama import (
+    Context,
+    ContextParams,
+    Decoded,
+    DecodeFailed,
+    Floats,
+    LoadFailed,
+    Model,
+    Outcome,
+    OutOfCells,
+    Piece,
+    max_sequences,
+)
+from worker.engine.meter import Meter
+from worker.engine.plan import Pace, Plan, plan_batch
+from worker.engine.sampling import NO_TOKEN, Sampler, choose
+from worker.engine.scribe import Chosen, Ended, EngineEvent, Line, OnEvents, Prefilled, Said, Scribe, answer
+from worker.engine.sequence import Clock, Completed, Discarded, Ending, Failed, Limits, Phase, Sequence
+from worker.engine.snapshot import BatchSnapshot, EngineSnapshot, SlotSnapshot
+from worker.engine.task import EmbedTask, GenerateTask, Task
+from worker.engine.transcript import Transcript
+
+__all__ = ["Engine", "EngineEvent", "OnEvents"]
+
+
+class _Cancel(NamedTuple):
+    job_id: str
+
+
+class _Discard(NamedTuple):
+    job_id: str
+
+
+class _Submitted(NamedTuple):
+    """A task, and when it came in (monotonic seconds)."""
+
+    task: Task
+    at: float
+
+
+_Message = _Cancel | _Discard | _Submitted
+
+OVERDUE_EVERY_S = 0.05
+"""How often deadlines are looked at."""
+
+
+class Engine:
+    """Runs tasks. `submit`, `cancel`, `discard`, `snapshot` and `free_slots` are for any thread.
+
+    `on_events` is called from a thread of the engine, at most once per step and never twice at a time, with all that
+    happened in order; it must not block.
+    """
+
+    def __init__(self, config: EngineConfig, on_events: OnEvents) -> None:
+        self.config = config
+        self._on_events = on_events
+        self._inbox: deque[_Message] = deque()
+        self._wake = threading.Event()
+        self._is_stopping = False
+        self._resources = contextlib.ExitStack()
+        self._thread = threading.Thread(target=self._run, name="decode", daemon=True)
+        self._model: Model | None = None
+        self._meter = Meter()
+        self._count_lock = threading.Lock()
+        self._n_generating = 0  # tasks to generate that have not ended: under the lock
+        # Below: written by the decode thread only. Others read `_slots`, `_batch` and `_progress_at` as they are.
+        self._to_generate: Lanes[GenerateTask] = Lanes()
+        self._to_embed: Lanes[EmbedTask] = Lanes()
+        self._running: list[Sequence] = []
+        self._slots: list[Sequence | None] = [None] * config.n_slots
+        self._suspects: list[Sequence] = []
+        self._lines: list[Line] = []
+        self._pace = Pace(config.n_batch)
+        self._max_prefill = config.n_batch
+        self._has_embedded = False
+        self._overdue_at = 0.0
+        self._batch = BatchSnapshot()
+        self._progress_at = time.monotonic()
+
+    def start(self) -> None:
+        """Load the model, then decode. LoadFailed, after which nothing is left to stop."""
+        with contextlib.ExitStack() as resources:
+            model = resources.enter_context(Model.load(self.config.model, n_gpu_layers=self.config.n_gpu_layers))
+            n_ctx = self.config.n_ctx or model.facts.n_ctx_train
+            self._n_ctx_slot = self.config.n_ctx_slot or n_ctx // self.config.n_slots
+            _check(self.config, self._n_ctx_slot)
+            context = resources.enter_context(Context.open(model, ContextParams.to_generate(self.config, n_ctx)))
+            self._warm_up(context)
+            self._embedder = resources.enter_context(Embedder(model, self.config))
+            self._resources = resources.pop_all()
+        self._model, self._context = model, context
+        self._cells = Cells(context, self.config.n_slots, can_rewind=model.facts.can_rewind)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread after its current decode and free everything. What has not ended stays unsaid."""
+        self._is_stopping = True
+        self._wake.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._resources.close()
+
+    @property
+    def model(self) -> Model:
+        """For its facts and its vocabulary; there from `start` on."""
+        assert self._model is not None, "the engine has not been started"
+        return self._model
+
+    @property
+    def n_ctx_slot(self) -> int:
+        """Longest that a sequence can get, in tokens: a prompt must be shorter."""
+        return self._n_ctx_slot
+
+    def submit(self, task: Task) -> None:
+        """Take on a task. More may be submitted than there are slots: they wait, interactive ones first."""
+        if isinstance(task, GenerateTask):
+            self._count(1)
+        self._send(_Submitted(task, time.monotonic()))
+
+    def cancel(self, job_id: str) -> None:
+        """End all sequences of a job with a failure `cancelled`, before the next decode."""
+        self._send(_Cancel(job_id))
+
+    def discard(self, job_id: str) -> None:
+        """Drop all sequences of a job without a word: it belongs to another worker now."""
+        self._send(_Discard(job_id))
+
+    def free_slots(self) -> int:
+        """How many more tasks would start at once."""
+        with self._count_lock:
+            return max(0, self.config.n_slots - self._n_generating)
+
+    def snapshot(self) -> EngineSnapshot:
+        """The state at this moment. Takes no lock, so counts of one slot may be a step apart."""
+        meter, batch = self._meter, self._batch
+        slots = tuple(
+            _slot_snapshot(slot, sequence, self._n_ctx_slot) for slot, sequence in enumerate(list(self._slots))
+        )
+        n_waiting = len(self._to_generate) + len(self._to_embed) + len(self._inbox)
+        return EngineSnapshot(
+            slots=slots,
+            n_waiting=n_waiting,
+            batch=batch,
+            steps=meter.steps,
+            progress_at=self._progress_at,
+            is_busy=n_waiting > 0 or any(slot.is_processing for slot in slots),
+            is_alive=self._thread.is_alive(),
+            gap_ms=meter.gap_ms,
+            gap_ms_p50=meter.gap_ms_p50,
+            decode_ms=meter.decode_ms,
+            tokens_per_second=meter.tokens_per_second(time.monotonic()),
+            n_prompt_tokens=meter.n_prompt_tokens,
+            n_prompt_tokens_cached=meter.n_prompt_tokens_cached,
+            n_predicted_tokens=meter.n_predicted_tokens,
+        )
+
+    def _send(self, message: _Message) -> None:
+        self._inbox.append(message)
+        self._wake.set()
+
+    def _count(self, change: int) -> None:
+        with self._count_lock:
+            self._n_generating += change
+
+    def _run(self) -> None:
+        with Scribe(self.model.detokenize, self._on_events) as self._scribe:
+            while not self._is_stopping:
+                self._progress_at = time.monotonic()
+                if self._has_work():
+                    self.step()
+                else:
+                    self._meter.pause()
+                    self._wake.wait()
+
+    def _has_work(self) -> bool:
+        return bool(self._inbox or self._lines or self._running or len(self._to_generate) or len(self._to_embed))
+
+    def step(self) -> None:
+        """One turn: listen, admit, plan, compute while the text of the last turn is written, choose, retire."""
+        self._listen()
+        self._admit()
+        plan = self._plan()
+        self._scribe.hand(self._take_lines())
+        if self._is_turn_to_embed(plan):
+            self._embed()
+            self._stop(self._scribe.collect())
+        else:
+            pieces = [_piece(sequence, n_tokens) for sequence, n_tokens in plan.shares]
+            outcome = self._decode(plan, pieces)
+            self._stop(self._scribe.collect())
+            match outcome:
+                case Decoded(logits):
+                    self._advance(plan, pieces, logits)
+                case OutOfCells():
+                    self._make_room(plan)
+                case DecodeFailed(reason):
+                    self._isolate(plan, reason)
+        self._retire()
+
+    def _take_lines(self) -> list[Line]:
+        lines, self._lines = self._lines, []
+        return lines
+
+    def _listen(self) -> None:
+        """Take in what others sent, in order, and end what is overdue."""
+        self._wake.clear()
+        while self._inbox:
+            match self._inbox.popleft():
+                case _Submitted(GenerateTask() as task, at):
+                    self._take_on(task, at)
+                case _Submitted(EmbedTask() as task, at):
+                    self._take_on_embedding(task, at)
+                case _Cancel(job_id):
+                    self._end_all(partial(_is_of_job, job_id), _CANCELLED)
+                case _Discard(job_id):
+                    self._end_all(partial(_is_of_job, job_id), Discarded())
+        now = time.monotonic()
+        if now >= self._overdue_at:
+            self._overdue_at = now + OVERDUE_EVERY_S
+            self._end_all(partial(_is_overdue, now), _EXPIRED)
+
+    def _take_on(self, task: GenerateTask, at: float) -> None:
+        if error := self._check(task):
+            self._finish(task, Failure.of(error))
+        elif (ending := self._ending_at_once(task)) is not None:
+            self._answer_at_once(task, ending)
+        else:
+            self._to_generate.add(task, at)
+
+    def _take_on_embedding(self, task: EmbedTask, at: float) -> None:
+        if error := self._embedder.check(task):
+            self._lines.append(Said(task.key, Failure.of(error)))
+        else:
+            self._to_embed.add(task, at)
+
+    def _check(self, task: GenerateTask) -> SlotstreamError | None:
+        """What would harm others if it got further. Intake says the same, earlier and better."""
+        n_prompt, n_ctx = len(task.prompt), self._n_ctx_slot
+        if not self.model.has_tokens((*task.prompt, *task.produced)):
+            return InvalidRequest("the prompt contains invalid tokens", param="prompt")
+        if n_prompt >= n_ctx:
+            return PromptTooLong(
+                f"the prompt has {n_prompt} tokens, which exceeds the available context size of {n_ctx} tokens",
+                n_prompt_tokens=n_prompt,
+                n_ctx=n_ctx,
+            )
+        return None
+
+    def _ending_at_once(self, task: GenerateTask) -> Completed | None:
+        """The ending of a task that needs no decode: an empty prompt, or an earlier attempt that got to the end."""
+        if not task.prompt:
+            return Completed(StopType.LIMIT)
+        if not task.produced:
+            return None
+        transcript = self._transcript(task)
+        transcript.replay(task.produced)
+        if transcript.stopping_word:
+            return Completed(StopType.WORD)
+        n_decoded = len(task.produced)
+        return self._limits(task).ending(task.produced[-1], n_decoded, len(task.prompt) + n_decoded)
+
+    def _answer_at_once(self, task: GenerateTask, ending: Completed) -> None:
+        transcript = self._transcript(task)
+        transcript.replay(task.produced)
+        transcript.flush()
+        timings = Timings(queue_ms=task.queue_ms, cache_n=len(task.prompt), predicted_n=len(transcript.ids))
+        self._finish(task, answer(task, transcript, ending, timings, self.model.detokenize))
+
+    def _finish(self, task: GenerateTask, event: EngineEvent) -> None:
+        """End a task that has no slot."""
+        self._lines.append(Said(task.key, event))
+        self._count(-1)
+
+    def _end_all(self, is_going: Callable[[Task], bool], ending: Failed | Discarded) -> None:
+        """End every sequence whose task is going, whether it waits or runs."""
+        unplaced = self._to_generate.remove(is_going)
+        self._count(-len(unplaced))
+        waiting: list[Task] = [*unplaced, *self._to_embed.remove(is_going)]
+        for task in waiting:
+            if isinstance(ending, Failed):
+                self._lines.append(Said(task.key, Failure.of(ending.error)))
+        for sequence in self._running:
+            if is_going(sequence.task):
+                self._end(sequence, ending)
+
+    def _end(self, sequence: Sequence, ending: Ending) -> None:
+        """End a running sequence between two tokens."""
+        if sequence.phase is not Phase.ENDED:
+            sequence.end(ending)
+            self._lines.append(Ended(sequence, ending, time.monotonic()))
+
+    def _admit(self) -> None:
+        self._retire()
+        while self._to_generate and self._cells.n_idle:
+            task, since = self._to_generate.pop()
+            sequence = self._place(task, since)
+            self._running.append(sequence)
+            self._slots[sequence.slot] = sequence
+        for sequence in self._running:
+            self._cells.catch_up(sequence.resident)
+
+    def _place(self, task: GenerateTask, since: float) -> Sequence:
+        """Give a task a slot; one must be idle."""
+        known = task.prompt + task.produced
+        tokens = np.zeros(self._n_ctx_slot, dtype=np.int32)
+        tokens[: len(known)] = known
+        resident = self._cells.place(tokens, len(known), may_reuse=task.request.cache_prompt)
+        assert resident is not None
+        sampler = Sampler(task.request.sampling, task.seed, n_vocab=self.model.facts.n_vocab, eog=self.model.eog)
+        for token in known:
+            sampler.accept(token)
+        transcript = self._transcript(task)
+        transcript.replay(task.produced)
+        now = time.monotonic()
+        clock = Clock(queue_ms=task.queue_ms + (now - since) * 1e3, started=now)
+        return Sequence(task, resident, sampler, transcript, self._limits(task), clock, resident.slot)
+
+    def _limits(self, task: GenerateTask) -> Limits:
+        return Limits(self._n_ctx_slot, task.request.n_predict, self.model.eog)
+
+    def _transcript(self, task: GenerateTask) -> Transcript:
+        return Transcript(task.request.stop, self.model.token_bytes)
+
+    def _plan(self) -> Plan[Sequence]:
+        """What goes into the next decode. After a failed one its sequences are tried one at a time."""
+        while self._suspects:
+            suspect = self._suspects.pop()
+            if suspect.phase is not Phase.ENDED:
+                return plan_batch([suspect], self.config.n_batch, self.config.n_batch)
+        n_generating = sum(sequence.is_generating for sequence in self._running)
+        n_prefill = min(self._pace.prefill_budget(n_generating), self._max_prefill)
+        return plan_batch(self._running, self.config.n_batch, n_prefill)
+
+    def _decode(self, plan: Plan[Sequence], pieces: list[Piece]) -> Outcome:
+        if not pieces:
+            self._meter.pause()
+            return Decoded(np.empty((0, 0), dtype=np.float32))
+        started = time.monotonic()
+        outcome = self._context.decode(pieces)
+        ended = time.monotonic()
+        self._meter.decoded(started, ended)
+        self._batch = BatchSnapshot(
+            step=self._meter.steps,
+            generating=tuple(sequence.slot for sequence in plan.generating),
+            prefilling=tuple((sequence.slot, n_tokens) for sequence, n_tokens in plan.prefill),
+        )
+        if isinstance(outcome, Decoded):
+            self._pace.observe(len(plan.generating), plan.n_prefill, (ended - started) * 1e3)
+        return outcome
+
+    def _stop(self, stopped: Iterable[Sequence]) -> None:
+        """The scribe met a stop string in the last tokens of these; their answers are given."""
+        for sequence in stopped:
+            sequence.end(Completed(StopType.WORD))
+
+    def _advance(self, plan: Plan[Sequence], pieces: list[Piece], logits: Floats) -> None:
+        """The decode succeeded: commit the plan, choose the next token of every sequence that can have one."""
+        now = time.monotonic()
+        self._max_prefill = self.config.n_batch
+        rows: list[Sequence] = []
+        for (sequence, n_tokens), piece in zip(plan.shares, pieces, strict=True):
+            self._commit(sequence, n_tokens, now)
+            if piece.wants_logits:
+                rows.append(sequence)
+        choosing = [(row, sequence) for row, sequence in enumerate(rows) if sequence.is_choosing]
+        if not choosing:
+            return
+        if len(choosing) < len(rows):
+            logits = logits[[row for row, _ in choosing]]
+        sequences = [sequence for _, sequence in choosing]
+        tokens = choose(
+            logits,
+            [sequence.sampler for sequence in sequences],
+            [sequence.resident.n_tokens for sequence in sequences],
+        )
+        for sequence, token in zip(sequences, tokens, strict=True):
+            self._choose(sequence, token, now)
+        self._meter.chose(len(tokens), now)
+
+    def _commit(self, sequence: Sequence, n_tokens: int, now: float) -> None:
+        is_first = sequence.n_reused == 0 and sequence.resident.n_cached == sequence.resident.n_reused
+        sequence.computed(n_tokens)
+        if sequence.phase is not Phase.PREFILL:
+            return
+        self._meter.n_prompt_tokens += n_tokens
+        if is_first:
+            self._meter.n_prompt_tokens_cached += sequence.n_reused
+            self._lines.append(Prefilled(sequence, sequence.n_reused, sequence.clock.started))
+        self._lines.append(Prefilled(sequence, sequence.n_prompt_cached, now))
+        if sequence.task.request.n_predict == 0 and sequence.is_choosing:
+            sequence.clock.prompted = now
+            self._end(sequence, Completed(StopType.LIMIT))
+
+    def _choose(self, sequence: Sequence, token: int, now: float) -> None:
+        if token == NO_TOKEN:
+            self._end(sequence, Failed(EngineFailed("no token can be chosen: all are banned or not numbers")))
+            return
+        sequence.choose(token, now)
+        self._lines.append(Chosen(sequence, token, sequence.ending, now))
+
+    def _make_room(self, plan: Plan[Sequence]) -> None:
+        """No cells for this plan: give up what nobody uses, then ask for less, then end the newest sequence."""
+        if self._cells.drop_oldest_idle():
+            return
+        if plan.n_prefill > 1:
+            self._max_prefill = plan.n_prefill // 2
+            return
+        newest = max(self._running, key=lambda sequence: sequence.clock.started)
+        self._end(newest, Failed(EngineFailed("the KV cache is full; a larger context size or fewer slots help")))
+        self._cells.forget(newest.resident)
+
+    def _isolate(self, plan: Plan[Sequence], reason: str) -> None:
+        """A decode failed: one sequence is at fault, not all. Alone it is ended, else each is tried alone."""
+        sequences = [sequence for sequence, _ in plan.shares]
+        for sequence in sequences:
+            self._cells.restore(sequence.resident)
+        if len(sequences) == 1:
+            self._end(sequences[0], Failed(EngineFailed(reason)))
+            self._cells.forget(sequences[0].resident)
+        else:
+            self._suspects = sequences
+
+    def _is_turn_to_embed(self, plan: Plan[Sequence]) -> bool:
+        """In turns with batches, when there is both."""
+        has_embedded, self._has_embedded = self._has_embedded, False
+        return len(self._to_embed) > 0 and (plan.n_sequences == 0 or not has_embedded)
+
+    def _embed(self) -> None:
+        """A turn of embeddings: as many tokens as a prefill could have, but one input at least."""
+        self._has_embedded = True
+        self._meter.pause()
+        n_left = self._pace.prefill_budget(len(self._running))
+        n_inputs = 0
+        while len(self._to_embed) and n_left > 0 and not self._is_stopping:
+            task, _ = self._to_embed.pop()
+            self._lines.append(Said(task.key, self._embedder.embed(task)))
+            self._meter.n_prompt_tokens += len(task.tokens)
+            n_left -= len(task.tokens)
+            n_inputs += 1
+        self._batch = BatchSnapshot(step=self._meter.steps, n_embedding_inputs=n_inputs)
+
+    def _retire(self) -> None:
+        """Free the slots of sequences that ended; their cells stay."""
+        ended = [sequence for sequence in self._running if sequence.phase is Phase.ENDED]
+        if not ended:
+            return
+        for sequence in ended:
+            self._cells.release(sequence.resident)
+            self._count(-1)
+        self._running = [sequence for sequence in self._running if sequence.phase is not Phase.ENDED]
+
+    def _warm_up(self, context: Context) -> None:
+        """Touch the weights once, so that the first request does not wait for the disk."""
+        context.decode([Piece(0, 0, np.zeros(1, dtype=np.int32), True)])
+        context.clear()
+
+
+def _is_of_job(job_id: str, task: Task) -> bool:
+    return task.key.job_id == job_id
+
+
+def _is_overdue(now: float, task: Task) -> bool:
+    return task.deadline is not None and task.deadline < now
+
+
+_CANCELLED = Failed(Cancelled("the job was cancelled"))
+_EXPIRED = Failed(Expired("the job's deadline passed while it ran"))
+
+
+def _check(config: EngineConfig, n_ctx_slot: int) -> None:
+    if config.n_slots > max_sequences():
+        raise LoadFailed(f"--parallel is {config.n_slots}, and llama.cpp takes at most {max_sequences()}")
+    if config.n_batch < config.n_slots:
+        raise LoadFailed(f"--batch-size is {config.n_batch}, and must be at least --parallel, {config.n_slots}")
+    if n_ctx_slot < 2:
+        raise LoadFailed(f"--ctx-size leaves {n_ctx_slot} tokens to each of {config.n_slots} slots")
+
+
+def _piece(sequence: Sequence, n_tokens: int) -> Piece:
+    """The next known tokens of a sequence; logits are wanted of the last known one, if a next token is."""
+    resident = sequence.resident
+    start = resident.n_cached
+    wants_logits = n_tokens == resident.n_pending and sequence.task.request.n_predict != 0
+    return Piece(resident.slot, start, resident.tokens[start : start + n_tokens], wants_logits)
+
+
+def _slot_snapshot(slot: int, sequence: Sequence | None, n_ctx: int) -> SlotSnapshot:
+    if sequence is None:
+        return SlotSnapshot(id=slot, is_processing=False, n_ctx=n_ctx)
+    is_processing = sequence.phase is not Phase.ENDED
+    return SlotSnapshot(
+        id=slot,
+        is_processing=is_processing,
+        n_ctx=n_ctx,
+        job_id=sequence.task.key.job_id if is_processing else None,
+        n_prompt_tokens=sequence.n_prompt,
+        n_prompt_tokens_processed=sequence.n_prompt_cached,
+        n_prompt_tokens_cache=sequence.n_reused,
+        n_decoded=sequence.n_decoded if is_processing else 0,
+        n_remain=sequence.n_remain if is_processing else -1,
+    )

@@ -1,0 +1,216 @@
+"""Writes down what the decode thread did as events, in a thread of its own, while the next decode runs.
+
+The decode thread hands over the lines of one step, decodes, and collects: between `hand` and `collect` the
+transcripts belong to the scribe. Text is made here, and so a stop string is found here; the decode thread learns of
+it one step late and drops the token that was decoded meanwhile.
+
+Knows nothing of batches or cells.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from shared.events import Answer, Failure, Progress, StopType, Timings, Tokens, Vector
+from worker.engine.sequence import Completed, Discarded, Ending, Failed
+from worker.engine.sequence import Sequence as Generating
+from worker.engine.task import GenerateTask, SequenceKey
+from worker.engine.transcript import Transcript, Utterance
+
+EngineEvent = Progress | Tokens | Answer | Vector | Failure
+"""Answer, Vector and Failure end their sequence; nothing follows them."""
+
+OnEvents = Callable[[Sequence[tuple[SequenceKey, EngineEvent]]], None]
+
+Detokenize = Callable[[Sequence[int]], str]
+
+
+class Prefilled(NamedTuple):
+    """So much of a prompt is in the cache."""
+
+    sequence: Generating
+    n_processed: int
+    at: float
+
+
+class Chosen(NamedTuple):
+    """A token was chosen; the last one of its sequence comes with the ending."""
+
+    sequence: Generating
+    token: int
+    ending: Ending | None
+    at: float
+
+
+class Ended(NamedTuple):
+    """A sequence ended without a token."""
+
+    sequence: Generating
+    ending: Ending
+    at: float
+
+
+class Said(NamedTuple):
+    """An event that needs no writing."""
+
+    key: SequenceKey
+    event: EngineEvent
+
+
+Line = Prefilled | Chosen | Ended | Said
+
+
+class Scribe:
+    """Use as a context manager. `hand` and `collect` are for the decode thread, in turns."""
+
+    def __init__(self, detokenize: Detokenize, on_events: OnEvents) -> None:
+        self._detokenize = detokenize
+        self._on_events = on_events
+        self._inbox: SimpleQueue[Sequence[Line] | None] = SimpleQueue()
+        self._outbox: SimpleQueue[list[Generating] | BaseException] = SimpleQueue()
+        self._is_writing = False
+        self._thread = threading.Thread(target=self._run, name="scribe", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._inbox.put(None)
+        self._thread.join()
+
+    def hand(self, lines: Sequence[Line]) -> None:
+        """Have these written. Returns at once; `collect` must follow before the next."""
+        assert not self._is_writing
+        if lines:
+            self._is_writing = True
+            self._inbox.put(lines)
+
+    def collect(self) -> list[Generating]:
+        """Wait until they are written. Returns the sequences that met a stop string, whose answers have been given.
+
+        Raises what broke the scribe or the callback: the decode thread must not go on without them.
+        """
+        if not self._is_writing:
+            return []
+        self._is_writing = False
+        result = self._outbox.get()
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    def _run(self) -> None:
+        while (lines := self._inbox.get()) is not None:
+            try:
+                self._outbox.put(self._write(lines))
+            except Exception as error:  # the border of this thread: raised again by `collect`
+                self._outbox.put(error)
+
+    def _write(self, lines: Sequence[Line]) -> list[Generating]:
+        page = _Page()
+        for line in lines:
+            match line:
+                case Said(key, event):
+                    page.add(key, event)
+                case Prefilled(sequence, n_processed, at):
+                    page.add(sequence.task.key, _progress(sequence, n_processed, at))
+                case Chosen(sequence, token, ending, at):
+                    self._write_choice(page, sequence, token, ending, at)
+                case Ended(sequence, ending, at) if not sequence.transcript.is_closed:
+                    if not isinstance(ending, Discarded):
+                        page.say(sequence, sequence.transcript.flush())
+                    self._write_ending(page, sequence, ending, at)
+        if page.events:
+            self._on_events(page.events)
+        return page.stopped
+
+    def _write_choice(self, page: _Page, sequence: Generating, token: int, ending: Ending | None, at: float) -> None:
+        transcript = sequence.transcript
+        page.say(sequence, transcript.push(token, is_last=isinstance(ending, Completed)))
+        if transcript.stopping_word:
+            page.stopped.append(sequence)
+            ending = Completed(StopType.WORD)
+        if ending is not None:
+            self._write_ending(page, sequence, ending, at)
+
+    def _write_ending(self, page: _Page, sequence: Generating, ending: Ending, at: float) -> None:
+        sequence.transcript.is_closed = True
+        match ending:
+            case Completed():
+                page.add(sequence.task.key, self._answer(sequence, ending, at))
+            case Failed(error):
+                page.add(sequence.task.key, Failure.of(error))
+            case Discarded():
+                pass
+
+    def _answer(self, sequence: Generating, ending: Completed, at: float) -> Answer:
+        clock = sequence.clock
+        prompted = clock.prompted or at
+        timings = Timings(
+            queue_ms=clock.queue_ms,
+            cache_n=sequence.n_reused,
+            prompt_n=sequence.n_prompt - sequence.n_reused,
+            prompt_ms=(prompted - clock.started) * 1e3,
+            predicted_n=len(sequence.transcript.ids),
+            predicted_ms=(at - prompted) * 1e3,
+        )
+        return answer(sequence.task, sequence.transcript, ending, timings, self._detokenize, id_slot=sequence.slot)
+
+
+def answer(
+    task: GenerateTask,
+    transcript: Transcript,
+    ending: Completed,
+    timings: Timings,
+    detokenize: Detokenize,
+    *,
+    id_slot: int = -1,
+) -> Answer:
+    """All that a sequence said."""
+    text = transcript.text
+    return Answer(
+        index=task.key.index,
+        text=text,
+        ids=tuple(transcript.ids),
+        prompt=detokenize(task.prompt),
+        prompt_tokens=len(task.prompt),
+        stop_type=ending.stop_type,
+        stopping_word=transcript.stopping_word,
+        truncated=ending.is_truncated,
+        has_new_line="\n" in text,
+        id_slot=id_slot,
+        seed=task.seed,
+        timings=timings,
+    )
+
+
+def _progress(sequence: Generating, n_processed: int, at: float) -> Progress:
+    return Progress(
+        index=sequence.task.key.index,
+        total=sequence.n_prompt,
+        cache=sequence.n_reused,
+        processed=n_processed,
+        time_ms=(at - sequence.clock.started) * 1e3,
+    )
+
+
+class _Page:
+    """What comes of the lines of one step."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[SequenceKey, EngineEvent]] = []
+        self.stopped: list[Generating] = []
+
+    def add(self, key: SequenceKey, event: EngineEvent) -> None:
+        self.events.append((key, event))
+
+    def say(self, sequence: Generating, utterance: Utterance | None) -> None:
+        if utterance is not None:
+            key = sequence.task.key
+            self.add(key, Tokens(index=key.index, ids=utterance.ids, text=utterance.text))

@@ -1,0 +1,147 @@
+"""One prompt on its way through the engine: a state machine that the decode thread drives.
+
+Knows its cells and its sampler; nothing of batches, of llama.cpp or of text, which is its transcript's business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from shared.errors import SlotstreamError
+from shared.events import StopType
+from worker.engine.cells import Resident
+from worker.engine.sampling import Sampler
+from worker.engine.task import GenerateTask
+from worker.engine.transcript import Transcript
+
+
+class Phase(Enum):
+    PREFILL = "prefill"  # known tokens still to be decoded before the first choice
+    DECODE = "decode"  # one new token per step
+    ENDED = "ended"  # `ending` is set; the slot may go
+
+
+class Completed(NamedTuple):
+    """The sequence has its answer. `is_truncated`: it ended because its slot is full."""
+
+    stop_type: StopType
+    is_truncated: bool = False
+
+
+class Failed(NamedTuple):
+    """It ends without one."""
+
+    error: SlotstreamError
+
+
+class Discarded(NamedTuple):
+    """It belongs to somebody else now: nothing more is said."""
+
+
+Ending = Completed | Failed | Discarded
+
+
+class Limits(NamedTuple):
+    """What ends a sequence by itself. `n_ctx` counts prompt and chosen tokens, `n_predict` is -1 for no limit."""
+
+    n_ctx: int
+    n_predict: int
+    eog: frozenset[int]
+
+    def ending(self, last: int, n_decoded: int, n_tokens: int) -> Completed | None:
+        """How a sequence is complete with its last chosen token; None while it goes on."""
+        if last in self.eog:
+            return Completed(StopType.EOS)
+        if 0 <= self.n_predict <= n_decoded:
+            return Completed(StopType.LIMIT)
+        if n_tokens >= self.n_ctx:
+            return Completed(StopType.LIMIT, is_truncated=True)
+        return None
+
+
+@dataclass(slots=True)
+class Clock:
+    """Times of one sequence, `time.monotonic()` seconds. Written by the decode thread, read by the scribe after."""
+
+    queue_ms: float
+    started: float
+    """It got its slot."""
+    prompted: float = 0.0
+    """The whole prompt was in the cache, and with it the first token."""
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Written by the decode thread alone, but for `transcript`, which is the scribe's.
+
+    Invariant: `resident.tokens` begins with the prompt and goes on with every token that was chosen.
+    """
+
+    task: GenerateTask
+    resident: Resident
+    sampler: Sampler
+    transcript: Transcript
+    limits: Limits
+    clock: Clock
+    slot: int
+    """That of `resident`, which may be another's by the time the scribe asks."""
+    phase: Phase = Phase.PREFILL
+    ending: Ending | None = None
+    n_reused: int = 0
+    """Tokens of the prompt that it did not compute itself."""
+
+    @property
+    def n_prompt(self) -> int:
+        return len(self.task.prompt)
+
+    @property
+    def n_decoded(self) -> int:
+        """Tokens chosen, those of an earlier attempt included."""
+        return self.resident.n_tokens - self.n_prompt
+
+    @property
+    def n_prompt_cached(self) -> int:
+        return min(self.resident.n_cached, self.n_prompt)
+
+    @property
+    def n_remain(self) -> int:
+        """Tokens it may still choose; -1 when only its context limits it."""
+        n_predict = self.task.request.n_predict
+        return -1 if n_predict < 0 else max(n_predict - self.n_decoded, 0)
+
+    @property
+    def is_generating(self) -> bool:
+        return self.phase is Phase.DECODE
+
+    @property
+    def n_wanted(self) -> int:
+        """Tokens it could put into a batch now: none while another computes its prefix."""
+        return 0 if self.resident.leader is not None else self.resident.n_pending
+
+    @property
+    def is_choosing(self) -> bool:
+        """Whether the next token can be chosen: all known ones are in the cache."""
+        return self.phase is not Phase.ENDED and self.resident.n_pending == 0
+
+    def computed(self, n_tokens: int) -> None:
+        """So many more of its known tokens are in the cache."""
+        self.resident.n_cached += n_tokens
+        self.n_reused = min(self.resident.n_reused, self.n_prompt)
+
+    def choose(self, token: int, now: float) -> None:
+        """The next token was chosen; the first one ends the prefill."""
+        assert self.is_choosing
+        if self.phase is Phase.PREFILL:
+            self.phase, self.clock.prompted = Phase.DECODE, now
+        self.resident.append(token)
+        self.sampler.accept(token)
+        ending = self.limits.ending(token, self.n_decoded, self.resident.n_tokens)
+        if ending is not None:
+            self.end(ending)
+
+    def end(self, ending: Ending) -> None:
+        """The first ending wins: a late cancel never hides a real one."""
+        if self.phase is not Phase.ENDED:
+            self.phase, self.ending = Phase.ENDED, ending

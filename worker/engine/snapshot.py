@@ -1,0 +1,71 @@
+"""What the engine looks like from outside at one moment. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSnapshot:
+    """One slot. Counts of an idle slot are those of the sequence that was there last."""
+
+    id: int
+    is_processing: bool
+    n_ctx: int
+    job_id: str | None = None
+    n_prompt_tokens: int = 0
+    n_prompt_tokens_processed: int = 0
+    n_prompt_tokens_cache: int = 0
+    n_decoded: int = 0
+    n_remain: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSnapshot:
+    """What one decode was made of."""
+
+    step: int = 0
+    generating: tuple[int, ...] = ()
+    """Slots that had one row each."""
+    prefilling: tuple[tuple[int, int], ...] = ()
+    """(slot, prompt tokens)."""
+    n_embedding_inputs: int = 0
+
+    @property
+    def n_rows(self) -> int:
+        return len(self.generating) + sum(n_tokens for _, n_tokens in self.prefilling)
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        return (*self.generating, *(slot for slot, _ in self.prefilling))
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSnapshot:
+    slots: tuple[SlotSnapshot, ...] = ()
+    n_waiting: int = 0
+    """Tasks that are in the engine and have no slot yet, embeddings included."""
+    batch: BatchSnapshot = BatchSnapshot()
+    """The last decode."""
+    steps: int = 0
+    """Decodes so far; with `progress_at` what a watchdog looks at."""
+    progress_at: float = 0.0
+    """`time.monotonic()` when the loop last came round."""
+    is_busy: bool = False
+    """Whether it has work: only then does an old `progress_at` mean that it hangs."""
+    is_alive: bool = False
+    """Whether the decode thread runs."""
+    gap_ms: float = 0.0
+    """Our own time between two decodes: moving average; idle waits are left out."""
+    gap_ms_p50: float = 0.0
+    """The same: median of the last 512."""
+    decode_ms: float = 0.0
+    """Time inside llama.cpp per decode: moving average."""
+    tokens_per_second: float = 0.0
+    """Tokens generated per second by all slots together, over the last seconds."""
+    n_prompt_tokens: int = 0
+    """Prompt tokens computed since the start."""
+    n_prompt_tokens_cached: int = 0
+    """Prompt tokens reused since the start."""
+    n_predicted_tokens: int = 0
+    """Tokens generated since the start."""

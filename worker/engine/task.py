@@ -1,0 +1,46 @@
+"""What the engine is asked to do. Frozen values; knows nothing of jobs on a queue or of their bodies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from shared.jobs import Generation, Lane
+
+
+class SequenceKey(NamedTuple):
+    """Names one sequence: the job, and which of its prompts or inputs."""
+
+    job_id: str
+    index: int  # type: ignore[assignment]  # hides tuple.index, which no key needs
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateTask:
+    """Continue one prompt. `produced` are ids of an earlier attempt: they are replayed, and not said again."""
+
+    key: SequenceKey
+    prompt: tuple[int, ...]
+    request: Generation
+    seed: int
+    """Resolved: 0 to 2**32 - 1."""
+    lane: Lane = Lane.INTERACTIVE
+    produced: tuple[int, ...] = ()
+    queue_ms: float = 0.0
+    """Time the job had waited when it was submitted here; the wait for a slot is added to it."""
+    deadline: float | None = None
+    """`time.monotonic()` seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedTask:
+    """Embed one input."""
+
+    key: SequenceKey
+    tokens: tuple[int, ...]
+    normalize: bool = True
+    lane: Lane = Lane.INTERACTIVE
+    deadline: float | None = None
+
+
+Task = GenerateTask | EmbedTask

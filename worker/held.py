@@ -1,0 +1,128 @@
+"""The jobs that this worker holds right now: lease, numbering and the answer as it comes together.
+
+Lives on the event loop's thread alone. Knows neither Redis nor llama.cpp.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from shared.bus import Chunk, Claimed, Lease
+from shared.events import Accepted, Answer, Failure, Finished, Progress, Tokens, Vector
+from shared.jobs import Job, Lane
+
+
+@dataclass(slots=True)
+class Held:
+    """One claimed job.
+
+    Invariant: `next_event` is the number of the first event that the bus has not been given yet, so chunks are taken
+    in order and each event is in one chunk.
+    """
+
+    claimed: Claimed
+    expected: int = 1
+    """Sequences or inputs that must end before the job has."""
+    next_event: int = 1
+    parts: dict[int, Answer | Vector] = field(default_factory=dict)
+    failure: Failure | None = None
+    accepted: Accepted | None = None
+    progress: Progress | None = None
+    unsent: list[Tokens] = field(default_factory=list)
+    unsent_since: float | None = None
+    """time.monotonic() of the oldest unsent event."""
+
+    @property
+    def job(self) -> Job:
+        return self.claimed.job
+
+    @property
+    def lease(self) -> Lease:
+        return self.claimed.lease
+
+    @property
+    def is_complete(self) -> bool:
+        return self.failure is not None or len(self.parts) >= self.expected
+
+    def hear(self, event: Accepted | Progress | Tokens | Answer | Vector | Failure, now: float) -> None:
+        """Take in what the intake or the engine said. The first failure ends the job, whatever else is under way."""
+        match event:
+            case Tokens():
+                self.unsent.append(event)
+                self.unsent_since = self.unsent_since or now
+            case Accepted():
+                self.accepted = event
+                self.unsent_since = self.unsent_since or now
+            case Progress():
+                self.progress = event
+                self.unsent_since = self.unsent_since or now
+            case Failure():
+                self.failure = self.failure or event
+            case _:
+                self.parts.setdefault(event.index, event)
+
+    def is_due(self, now: float, *, bulk_wait_s: float, bulk_tokens: int) -> bool:
+        """Whether to send now: what somebody waits for at once, bulk when enough has gathered."""
+        if self.is_complete or self.accepted is not None:
+            return True
+        if self.unsent_since is None:
+            return False
+        if self.job.lane is Lane.INTERACTIVE:
+            return True
+        return len(self.unsent) >= bulk_tokens or now - self.unsent_since >= bulk_wait_s
+
+    def take_chunk(self) -> Chunk | None:
+        """What is to be appended now, numbered; None when there is nothing."""
+        if not (self.unsent or self.accepted or self.progress):
+            return None
+        chunk = Chunk(self.lease, self.next_event, tuple(self.unsent), self.accepted, self.progress)
+        self.next_event += len(self.unsent)
+        self.unsent, self.unsent_since, self.accepted, self.progress = [], None, None, None
+        return chunk
+
+    def ending(self, worker_id: str) -> Finished:
+        """The job's one ending. Call when `is_complete`."""
+        parts = tuple(self.parts[index] for index in sorted(self.parts))
+        if self.failure is None:
+            return Finished(status="succeeded", parts=parts, worker=worker_id)
+        status = self.failure.code if self.failure.code in ("cancelled", "expired") else "failed"
+        return Finished.model_validate({"status": status, "parts": parts, "failure": self.failure, "worker": worker_id})
+
+
+class HeldJobs:
+    """All held jobs by id. Whoever cares is told when one goes: `on_freed` may claim, `wait_empty` may leave."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Held] = {}
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self.on_freed: Callable[[], None] = lambda: None
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Held]:
+        return iter(list(self._by_id.values()))
+
+    def add(self, held: Held) -> None:
+        self._by_id[held.job.id] = held
+        self._empty.clear()
+
+    def get(self, job_id: str) -> Held | None:
+        return self._by_id.get(job_id)
+
+    def remove(self, job_id: str) -> Held | None:
+        held = self._by_id.pop(job_id, None)
+        if not self._by_id:
+            self._empty.set()
+        if held:
+            self.on_freed()
+        return held
+
+    def count(self, lane: Lane) -> int:
+        return sum(held.job.lane is lane for held in self._by_id.values())
+
+    async def wait_empty(self) -> None:
+        await self._empty.wait()

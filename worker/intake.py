@@ -1,0 +1,135 @@
+"""From a claimed job to tasks for the engine: template, tokens, limits. Runs off the decode thread.
+
+What only a worker can know is checked here, before any cell is spent: whether ids are in the vocabulary, whether the
+prompt fits. Nothing a client sends reaches llama.cpp unchecked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shared.bus import Claimed
+from shared.errors import InvalidRequest, PromptTooLong
+from shared.events import Accepted
+from shared.jobs import Chat, Completion, Embedding, Job, Prompt
+from worker.chat import ChatTemplate
+from worker.engine import EmbedTask, GenerateTask, Model, SequenceKey
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """What a job becomes: its tasks, and the yes that its client hears."""
+
+    tasks: tuple[GenerateTask | EmbedTask, ...]
+    accepted: Accepted
+
+
+class Registrar:
+    """Turns claimed jobs into tasks for one model. Thread-safe: the model and the template are only read."""
+
+    def __init__(self, model: Model, *, n_ctx: int, n_ubatch: int) -> None:
+        """`n_ctx` is the context of one slot in tokens, `n_ubatch` the longest input of an embedding."""
+        self._model = model
+        self._n_ctx = n_ctx
+        self._n_ubatch = n_ubatch
+        facts = model.facts
+        self._n_vocab = facts.n_vocab
+        self._bos = facts.bos_token if facts.adds_bos else ""
+        self._template = ChatTemplate(facts.chat_template, bos_token=facts.bos_token, eos_token=facts.eos_token)
+
+    def admit(self, claimed: Claimed, produced: Mapping[int, tuple[int, ...]]) -> Intake:
+        """Tasks for `claimed`; `produced` holds, by sequence, the token ids that earlier attempts put in the log.
+
+        Raises Rejected when the job can never run here: InvalidRequest, PromptTooLong.
+        """
+        job = claimed.job
+        match job.request:
+            case Embedding():
+                return self._embedding(job, job.request)
+            case Completion() | Chat():
+                return self._generation(claimed, job.request, produced)
+
+    def _generation(
+        self, claimed: Claimed, request: Completion | Chat, produced: Mapping[int, tuple[int, ...]]
+    ) -> Intake:
+        prompt = self._chat(request) if isinstance(request, Chat) else self._tokens(request.prompt, "prompt")
+        self._check_fits(prompt)
+        for token, _ in request.sampling.logit_bias:
+            if not 0 <= token < self._n_vocab:
+                raise InvalidRequest(f"token {token} is not in the vocabulary", param="logit_bias")
+        task = GenerateTask(
+            key=SequenceKey(claimed.job.id, 0),
+            prompt=prompt,
+            request=request,
+            seed=_seed(claimed.job, 0) if request.sampling.seed is None else request.sampling.seed,
+            lane=claimed.job.lane,
+            produced=produced.get(0, ()),
+            queue_ms=max(0.0, claimed.now - claimed.enqueued_at) * 1e3,
+            deadline=time.monotonic() + claimed.deadline_at - claimed.now,
+        )
+        return Intake((task,), Accepted(prompt_tokens=len(prompt), n_ctx=self._n_ctx))
+
+    def _embedding(self, job: Job, request: Embedding) -> Intake:
+        inputs = [self._tokens(value, "input") for value in request.inputs]
+        for position, tokens in enumerate(inputs):
+            if not tokens:
+                raise InvalidRequest(f"input {position} has no tokens", param="input")
+            if len(tokens) > self._n_ubatch:
+                raise InvalidRequest(
+                    f"input {position} has {len(tokens)} tokens, more than the {self._n_ubatch} of n_ubatch"
+                    " that this worker embeds at once",
+                    param="input",
+                )
+        tasks = tuple(
+            EmbedTask(SequenceKey(job.id, index), tokens, request.normalize, job.lane)
+            for index, tokens in enumerate(inputs)
+        )
+        return Intake(tasks, Accepted(prompt_tokens=sum(map(len, inputs)), n_ctx=self._n_ubatch))
+
+    def _tokens(self, prompt: Prompt, field: str) -> tuple[int, ...]:
+        """Text is tokenized with its control tokens, as llama.cpp's server does; the first piece gets the BOS."""
+        pieces = (prompt,) if isinstance(prompt, str) else prompt
+        tokens: list[int] = []
+        for position, piece in enumerate(pieces):
+            if isinstance(piece, str):
+                tokens += self._model.tokenize(piece, add_special=position == 0, parse_special=True)
+            elif 0 <= piece < self._n_vocab:
+                tokens.append(piece)
+            else:
+                raise InvalidRequest("Prompt contains invalid tokens", param=field)
+        return tuple(tokens)
+
+    def _chat(self, request: Chat) -> tuple[int, ...]:
+        """The rendered messages. Control tokens count only where the template wrote them, never in a content."""
+        text = self._template.render(request)
+        contents = [message.get("content") or "" for message in request.messages]
+        # A template may write the BOS itself; llama.cpp would add a second one.
+        add_special = not (self._bos and text.startswith(self._bos))
+        if not any(control in content for content in contents for control in self._model.control_texts):
+            return tuple(self._model.tokenize(text, add_special=add_special, parse_special=True))
+        # Tokenized in one piece wherever possible: cutting at the contents' edges changes how words merge there.
+        stretches = self._template.stretches(request)
+        if stretches is None:
+            raise InvalidRequest("a message contains a control token of the model", param="messages")
+        tokens: list[int] = []
+        for position, stretch in enumerate(stretches):
+            tokens += self._model.tokenize(
+                stretch.text, add_special=add_special and position == 0, parse_special=not stretch.is_user
+            )
+        return tuple(tokens)
+
+    def _check_fits(self, prompt: tuple[int, ...]) -> None:
+        if len(prompt) >= self._n_ctx:
+            raise PromptTooLong(
+                f"the request has {len(prompt)} prompt tokens and exceeds the available context size of {self._n_ctx}",
+                n_prompt_tokens=len(prompt),
+                n_ctx=self._n_ctx,
+            )
+
+
+def _seed(job: Job, index: int) -> int:
+    """A seed for a job that named none: the same on every attempt, so that a retry continues what was said."""
+    return int.from_bytes(hashlib.blake2s(f"{job.id}/{index}".encode(), digest_size=4).digest(), "little")

@@ -1,0 +1,112 @@
+"""Says who this worker is and how it does, for `/health`, `/slots` and whoever looks for workers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Literal
+
+import structlog
+
+from shared.bus import ModelCard, Presence, SlotState, WorkerState
+from shared.errors import BusUnavailable
+from worker.engine import Engine, EngineConfig, EngineSnapshot
+
+EVERY_S = 0.5
+TTL_S = 10.0
+BUILD = f"llama-cpp-python {version('llama-cpp-python')}"
+
+log = structlog.get_logger(__name__)
+
+Status = Literal["loading", "ready", "draining"]
+
+
+class Announcer:
+    """Keeps this worker's entry fresh. The entry runs out by itself when the worker dies."""
+
+    def __init__(self, presence: Presence, worker_id: str, name: str, config: EngineConfig) -> None:
+        """`name` is what clients call the model."""
+        self._presence = presence
+        self._worker_id = worker_id
+        self._n_slots = config.n_slots
+        self._card = ModelCard(
+            name=name, path=str(config.model), n_ctx=0, n_ctx_train=0, n_vocab=0, n_embd=0, n_params=0, size=0
+        )
+        self._started_at = time.time()
+        self._status: Status = "loading"
+        self._changed = asyncio.Event()
+        self._snapshot: Callable[[], EngineSnapshot] = EngineSnapshot
+
+    def ready(self, engine: Engine) -> None:
+        """The model is loaded: this is what it is, and how its slots do."""
+        self._card = _card(self._card.name, engine)
+        self._snapshot, self._status = engine.snapshot, "ready"
+        self._changed.set()
+
+    def draining(self) -> None:
+        self._status = "draining"
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Announce until cancelled, at each change at once; then say goodbye."""
+        try:
+            while True:
+                self._changed.clear()
+                try:
+                    await self._presence.announce(self._state(), ttl_s=TTL_S)
+                except BusUnavailable as error:
+                    log.debug("not announced", reason=error.message)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), EVERY_S)
+        finally:
+            await self._leave()
+
+    async def _leave(self) -> None:
+        try:
+            await asyncio.wait_for(self._presence.leave(self._worker_id), 1.0)
+        except (BusUnavailable, TimeoutError):
+            log.debug("left without a word: the entry runs out by itself")
+
+    def _state(self) -> WorkerState:
+        snapshot = self._snapshot()
+        return WorkerState(
+            id=self._worker_id,
+            model=self._card,
+            status=self._status,
+            started_at=self._started_at,
+            slots=tuple(SlotState(**asdict(slot)) for slot in snapshot.slots),
+            n_slots=self._n_slots,
+            host=platform.node(),
+            pid=os.getpid(),
+            build=BUILD,
+            tokens_per_second=round(snapshot.tokens_per_second, 2),
+            batch=snapshot.batch.n_rows,
+            decode_ms=round(snapshot.decode_ms, 3),
+            gap_ms=round(snapshot.gap_ms_p50, 3),
+        )
+
+
+def _card(name: str, engine: Engine) -> ModelCard:
+    facts = engine.model.facts
+    return ModelCard(
+        name=name,
+        path=str(facts.path),
+        n_ctx=engine.n_ctx_slot,
+        n_ctx_train=facts.n_ctx_train,
+        n_vocab=facts.n_vocab,
+        n_embd=facts.n_embd,
+        n_params=facts.n_params,
+        size=facts.size,
+        vocab_type=facts.vocab_type,
+        ftype=facts.ftype,
+        chat_template=facts.chat_template,
+        bos_token=facts.bos_token,
+        eos_token=facts.eos_token,
+        description=facts.description,
+    )

@@ -1,0 +1,151 @@
+"""Takes what the engine says to the bus: numbered, under the lease, and gathered so that nobody waits for Redis.
+
+The engine hands over each step's events from its own thread and goes on. Here they gather while a pipeline is under
+way; then everything that is due goes out in the next one. What somebody waits for is sent at once; bulk is a
+checkpoint every quarter of a second or 32 tokens. While the bus is away events gather, bounded by the context of each
+slot, and the lease keeper gives the jobs up after one lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import structlog
+
+from shared.bus import Chunk, LeaseKeeper, Queue, Verdict
+from shared.errors import BusUnavailable
+from shared.events import Accepted, Failure
+from worker.engine import Engine, EngineEvent, SequenceKey
+from worker.held import Held, HeldJobs
+
+BULK_WAIT_S = 0.25
+BULK_TOKENS = 32
+RETRY_S = 0.1
+RETRY_MAX_S = 2.0
+
+log = structlog.get_logger(__name__)
+
+
+class Publisher:
+    """One per worker. `post` is for the decode thread; everything else runs on the event loop."""
+
+    def __init__(self, queue: Queue, held: HeldJobs, worker_id: str) -> None:
+        self._queue = queue
+        self._held = held
+        self._worker_id = worker_id
+        self._loop = asyncio.get_running_loop()
+        self._inbox: deque[tuple[SequenceKey, EngineEvent | Accepted]] = deque()
+        self._posted = asyncio.Event()
+        self._is_closing = False
+        self._engine: Engine | None = None
+        self._keeper: LeaseKeeper | None = None
+
+    def attach(self, engine: Engine, keeper: LeaseKeeper) -> None:
+        """Whom to tell when a job is cancelled, lost or over: they are made after us, since they call us."""
+        self._engine, self._keeper = engine, keeper
+
+    def post(self, events: Sequence[tuple[SequenceKey, EngineEvent]]) -> None:
+        """What one step said. Any thread; one wake-up of the loop per step, never a wait."""
+        self._inbox.extend(events)
+        self._loop.call_soon_threadsafe(self._posted.set)
+
+    def say(self, job_id: str, event: Accepted | Failure) -> None:
+        """The intake's yes or no. Event loop only."""
+        self._inbox.append((SequenceKey(job_id, 0), event))
+        self._posted.set()
+
+    async def run(self) -> None:
+        """Publish until `close`, and then all that was said before it."""
+        while not self._is_closing:
+            await self._wait()
+            self._hear()
+            await self._send([held for held in self._held if self._is_due(held)])
+        self._hear()
+        await self._send(list(self._held))
+
+    def close(self) -> None:
+        self._is_closing = True
+        self._posted.set()
+
+    async def _wait(self) -> None:
+        """Until something is posted, or the oldest gathered bulk is due."""
+        oldest = min((held.unsent_since for held in self._held if held.unsent_since), default=None)
+        timeout = None if oldest is None else max(0.0, oldest + BULK_WAIT_S - time.monotonic())
+        try:
+            async with asyncio.timeout(timeout):
+                await self._posted.wait()
+        except TimeoutError:
+            return
+        self._posted.clear()
+
+    def _hear(self) -> None:
+        now = time.monotonic()
+        while self._inbox:
+            key, event = self._inbox.popleft()
+            # Words of a job that was lost in the meantime are nobody's.
+            if held := self._held.get(key.job_id):
+                held.hear(event, now)
+
+    def _is_due(self, held: Held) -> bool:
+        return held.is_due(time.monotonic(), bulk_wait_s=BULK_WAIT_S, bulk_tokens=BULK_TOKENS)
+
+    async def _send(self, due: list[Held]) -> None:
+        """One pipeline of appends, then the endings, which must not overtake them."""
+        chunks = [chunk for held in due if (chunk := held.take_chunk())]
+        if chunks:
+            for chunk, verdict in zip(chunks, await self._append(chunks), strict=True):
+                self._heed(chunk.lease.job_id, verdict)
+        ending = [held for held in due if held.is_complete and self._held.get(held.job.id) is held]
+        await asyncio.gather(*(self._finish(held) for held in ending))
+
+    async def _append(self, chunks: list[Chunk]) -> list[Verdict]:
+        """Repeating is safe: the log refuses an entry that it already has, and that counts as written."""
+        wait = RETRY_S
+        while True:
+            try:
+                return await self._queue.append(chunks)
+            except BusUnavailable as error:
+                log.warning("tokens wait for the bus", chunks=len(chunks), reason=error.message)
+                await asyncio.sleep(wait * random.uniform(0.5, 1.5))
+                wait = min(wait * 2, RETRY_MAX_S)
+                if not any(self._held.get(chunk.lease.job_id) for chunk in chunks):
+                    return [Verdict.LOST] * len(chunks)
+
+    def _heed(self, job_id: str, verdict: Verdict) -> None:
+        if verdict is Verdict.CANCEL:
+            self.cancel(job_id)
+        elif verdict is Verdict.LOST:
+            self.lose(job_id)
+
+    async def _finish(self, held: Held) -> None:
+        wait = RETRY_S
+        while self._held.get(held.job.id) is held:
+            try:
+                if not await self._queue.finish(held.lease, held.ending(self._worker_id), held.next_event):
+                    log.warning("a job was finished by somebody else", job=held.job.id)
+                break
+            except BusUnavailable as error:
+                log.warning("an ending waits for the bus", job=held.job.id, reason=error.message)
+                await asyncio.sleep(wait * random.uniform(0.5, 1.5))
+                wait = min(wait * 2, RETRY_MAX_S)
+        self._let_go(held.job.id)
+
+    def cancel(self, job_id: str) -> None:
+        """Somebody wants the job stopped: the engine ends it between two decodes, and says so."""
+        if self._engine and self._held.get(job_id):
+            self._engine.cancel(job_id)
+
+    def lose(self, job_id: str) -> None:
+        """The lease is another's, or run out: not one more word."""
+        if self._engine and self._held.get(job_id):
+            log.warning("a lease was lost", job=job_id)
+            self._engine.discard(job_id)
+            self._let_go(job_id)
+
+    def _let_go(self, job_id: str) -> None:
+        if self._held.remove(job_id) and self._keeper:
+            self._keeper.drop(job_id)

@@ -1,0 +1,167 @@
+"""Claims jobs for the slots that are free, and hands them to the engine.
+
+It never takes more than it can start: the interactive lane gets the slots that are free or hold bulk, the bulk lane
+the free ones and a small window beyond, so that a slot that frees up has its next job at hand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import structlog
+
+from shared.bus import Claimed, LeaseKeeper, Queue, TokenLog, Wanted
+from shared.errors import BusUnavailable, Rejected
+from shared.events import Failure, Tokens
+from shared.jobs import Lane
+from worker.engine import Engine
+from worker.held import Held, HeldJobs
+from worker.intake import Intake, Registrar
+from worker.publisher import Publisher
+
+POLL_S = 0.25
+"""Longest time between two looks at the queue: a wake-up is a message, and messages get lost."""
+QUICK_JOBS = 4
+
+log = structlog.get_logger(__name__)
+
+
+class Station(NamedTuple):
+    """Which worker pulls, and for what."""
+
+    worker_id: str
+    model: str
+    n_slots: int
+    lease_s: float
+
+
+class Hands(NamedTuple):
+    """Through whose hands a claimed job goes."""
+
+    engine: Engine
+    held: HeldJobs
+    publisher: Publisher
+    keeper: LeaseKeeper
+
+
+class Puller:
+    def __init__(self, queue: Queue, tokenlog: TokenLog, hands: Hands, registrar: Registrar, station: Station) -> None:
+        self._queue = queue
+        self._log = tokenlog
+        self._engine, self._held, self._publisher, self._keeper = hands
+        self._registrar = registrar
+        self._station = station
+        self._bulk_window = max(1, station.n_slots // 4)
+        self._sweep_at = 0.0
+        self._nudged = asyncio.Event()
+        self._is_closing = False
+        self._held.on_freed = self.nudge
+        # Two threads: a long prompt being tokenized does not hold up a short one behind it.
+        self._intake_threads = ThreadPoolExecutor(2, thread_name_prefix="intake")
+
+    def nudge(self) -> None:
+        """There may be room or work: look now. Event loop only."""
+        self._nudged.set()
+
+    def sweep(self) -> None:
+        """Jobs may lie without an owner: look for them now."""
+        self._sweep_at = 0.0
+        self._nudged.set()
+
+    async def run(self) -> None:
+        """Pull until `close`; what was claimed by then is taken in."""
+        async with asyncio.TaskGroup() as intakes:
+            while not self._is_closing:
+                claimed = await self._claim()
+                for job in claimed:
+                    # Held before anything can fail: from here on its lease is renewed until it ends or is given back.
+                    self._held.add(Held(job))
+                    self._keeper.hold(job.lease)
+                    intakes.create_task(self._take_in(job))
+                if not claimed:
+                    await self._wait()
+
+    def close(self) -> None:
+        self._is_closing = True
+        self._nudged.set()
+
+    async def listen(self) -> None:
+        """Follow the wake-ups until cancelled."""
+        async for wake in self._queue.wakes(self._station.worker_id, self._station.model):
+            match wake.kind:
+                case "cancel" if wake.job_id:
+                    self._publisher.cancel(wake.job_id)
+                case "new":
+                    self.nudge()
+                case _:
+                    self.sweep()
+
+    def wanted(self) -> Wanted:
+        n_interactive, n_bulk = self._held.count(Lane.INTERACTIVE), self._held.count(Lane.BULK)
+        return Wanted(
+            quick=QUICK_JOBS,
+            interactive=max(0, self._station.n_slots - n_interactive),
+            bulk=max(0, self._station.n_slots + self._bulk_window - n_interactive - n_bulk),
+        )
+
+    async def _claim(self) -> list[Claimed]:
+        wanted, now = self.wanted(), time.monotonic()
+        is_sweep = now >= self._sweep_at
+        try:
+            claimed = await self._queue.claim(self._station.worker_id, self._station.model, wanted, sweep=is_sweep)
+        except BusUnavailable as error:
+            log.warning("no jobs can be claimed", reason=error.message)
+            await asyncio.sleep(random.uniform(0.5, 1.5))
+            return []
+        if is_sweep:
+            self._sweep_at = now + self._station.lease_s / 4 * random.uniform(0.8, 1.2)
+        return claimed
+
+    async def _wait(self) -> None:
+        try:
+            async with asyncio.timeout(POLL_S * random.uniform(0.7, 1.3)):
+                await self._nudged.wait()
+        except TimeoutError:
+            return
+        self._nudged.clear()
+
+    async def _take_in(self, claimed: Claimed) -> None:
+        """Template, tokens and limits in a thread, then into the engine. A no goes to the client as the job's end."""
+        job_id = claimed.job.id
+        try:
+            produced = await self._produced(claimed)
+            intake: Intake = await asyncio.get_running_loop().run_in_executor(
+                self._intake_threads, self._registrar.admit, claimed, produced
+            )
+        except Rejected as error:
+            self._publisher.say(job_id, Failure.of(error))
+            return
+        if held := self._held.get(job_id):
+            held.expected = len(intake.tasks)
+            self._publisher.say(job_id, intake.accepted)
+            for task in intake.tasks:
+                self._engine.submit(task)
+
+    async def _produced(self, claimed: Claimed) -> dict[int, tuple[int, ...]]:
+        """The token ids that earlier attempts put in the log: a new attempt goes on behind them."""
+        produced: dict[int, tuple[int, ...]] = {}
+        if claimed.lease.epoch <= 1:
+            return produced
+        for number, tokens in await self._read_log(claimed.job.id):
+            produced[tokens.index] = produced.get(tokens.index, ()) + tokens.ids
+            if held := self._held.get(claimed.job.id):
+                held.next_event = number + 1
+        return produced
+
+    async def _read_log(self, job_id: str) -> list[tuple[int, Tokens]]:
+        """Patiently: the lease keeper gives the job up when the bus stays away."""
+        while self._held.get(job_id):
+            try:
+                return await self._log.read(job_id)
+            except BusUnavailable:
+                await asyncio.sleep(random.uniform(0.1, 0.5))
+        return []
