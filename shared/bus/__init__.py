@@ -1,0 +1,88 @@
+"""The bus between the API and the workers: one Redis or Valkey. Nobody else imports `redis`.
+
+async with open_bus(settings, name="api") as bus:
+    async with bus.log.follow(job.id, expects=True) as reader:  # subscribe first: a channel keeps nothing
+        await bus.queue.enqueue(job)
+        async for number, event in reader: ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from shared.bus.connect import Link, connection_factory
+from shared.bus.embedded import EmbeddedServer
+from shared.bus.keys import Keys
+from shared.bus.lease import LeaseKeeper
+from shared.bus.outbox import Outbox, OutboxRow
+from shared.bus.presence import ModelCard, Presence, SlotState, WorkerState
+from shared.bus.queue import Chunk, Claimed, Lease, Queue, Receipt, Verdict, Wake, Wanted
+from shared.bus.script import ask
+from shared.bus.subscriber import Subscriber
+from shared.bus.tokenlog import LogEvent, Reader, TokenLog
+from shared.settings import BusSettings, ConfigError
+
+__all__ = [
+    "Bus",
+    "Chunk",
+    "Claimed",
+    "EmbeddedServer",
+    "Lease",
+    "LeaseKeeper",
+    "LogEvent",
+    "ModelCard",
+    "Outbox",
+    "OutboxRow",
+    "Presence",
+    "Queue",
+    "Reader",
+    "Receipt",
+    "SlotState",
+    "TokenLog",
+    "Verdict",
+    "Wake",
+    "Wanted",
+    "WorkerState",
+    "open_bus",
+]
+
+OLDEST_SERVER = (7, 0)
+"""Redis's version; Valkey reports one that it is compatible with."""
+
+
+class Bus:
+    def __init__(self, settings: BusSettings, link: Link, subscriber: Subscriber) -> None:
+        keys = Keys(settings.namespace, settings.partitions)
+        self._link = link
+        self.queue = Queue(settings, keys, link, subscriber)
+        self.log = TokenLog(keys, link, subscriber)
+        self.presence = Presence(keys, link)
+        self.outbox = Outbox(keys, link)
+
+    async def ping(self) -> None:
+        """Returns when the server answers. Raises BusUnavailable."""
+        await ask(self._link, [("PING",)], tries=1)
+
+    async def check_server(self) -> None:
+        """Raises ConfigError when jobs would not be safe on this server, BusUnavailable when it does not answer."""
+        [reply] = await ask(self._link, [("INFO",)])
+        facts = dict(line.split(":", 1) for line in reply.decode().splitlines() if ":" in line)
+        version = tuple(int(number) for number in facts["redis_version"].split(".")[:2])
+        if version < OLDEST_SERVER:
+            raise ConfigError(f"--redis-url: the server is Redis {facts['redis_version']}, and 7.0 is needed")
+        policy = facts["maxmemory_policy"]
+        if policy != "noeviction":
+            raise ConfigError(
+                f"--redis-url: the server has maxmemory-policy {policy!r}, under which it throws jobs away when its "
+                "memory is full; set maxmemory-policy to noeviction"
+            )
+
+
+@asynccontextmanager
+async def open_bus(settings: BusSettings, *, name: str) -> AsyncIterator[Bus]:
+    """A bus for one process; `name` is shown in the server's CLIENT LIST. Connects when it is first used, and again
+    by itself whenever it must. Raises ConfigError when the URL is none of ours."""
+    connect = connection_factory(settings, name)
+    async with Link(connect) as link, Subscriber(connect) as subscriber:
+        yield Bus(settings, link, subscriber)

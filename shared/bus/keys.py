@@ -1,0 +1,88 @@
+"""The names of all keys and channels. Pure.
+
+`<namespace>:{p<k>}:…` lies in partition k, one hash slot, so that a script may touch all of it; `<namespace>:…` is
+everybody's. Strings that come from outside are percent-encoded: no model, tenant or key can break a name, and people
+can still read it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+from urllib.parse import quote
+
+from shared.jobs import partition_of
+
+
+@lru_cache(maxsize=4096)
+def part(text: str) -> str:
+    """`text` as one part of a key."""
+    return quote(text, safe="")
+
+
+def partition_for(text: str, partitions: int) -> int:
+    """The partition that `text` (an idempotency key with its tenant) always falls into."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) % partitions
+
+
+class Keys:
+    def __init__(self, namespace: str, partitions: int) -> None:
+        self.namespace = namespace
+        self.partitions = partitions
+
+    def prefix(self, partition: int) -> str:
+        return f"{self.namespace}:{{p{partition}}}:"
+
+    def prefix_of(self, job_id: str) -> str:
+        """The prefix under which everything of a job lives. ValueError when it can be no job of ours."""
+        partition = partition_of(job_id)
+        if partition >= self.partitions or not job_id.isascii():
+            raise ValueError(f"not a job id here: {job_id!r}")
+        return self.prefix(partition)
+
+    def job(self, job_id: str) -> str:
+        return f"{self.prefix_of(job_id)}job:{job_id}"
+
+    def log(self, job_id: str) -> str:
+        return f"{self.prefix_of(job_id)}log:{job_id}"
+
+    def live(self, job_id: str) -> str:
+        return f"{self.prefix_of(job_id)}live:{job_id}"
+
+    def lane(self, partition: int, model: str, lane: str, tenant: str) -> str:
+        return f"{self.prefix(partition)}q:{part(model)}:{lane}:{part(tenant)}"
+
+    def own(self, partition: int, worker_id: str) -> str:
+        return f"{self.prefix(partition)}q:@{part(worker_id)}"
+
+    def turn(self, partition: int, model: str, lane: str) -> str:
+        return f"{self.prefix(partition)}turn:{part(model)}:{lane}"
+
+    def load(self, partition: int, model: str) -> str:
+        return f"{self.prefix(partition)}load:{part(model)}"
+
+    def due(self, partition: int) -> str:
+        return f"{self.prefix(partition)}due"
+
+    def lanes(self, partition: int) -> str:
+        return f"{self.prefix(partition)}lanes"
+
+    def idempotency(self, partition: int, tenant: str, key: str) -> str:
+        return f"{self.prefix(partition)}idem:{part(tenant)}:{part(key)}"
+
+    def wake(self, partition: int, model: str) -> str:
+        return f"{self.prefix(partition)}wake:{part(model)}"
+
+    def control(self, partition: int, worker_id: str) -> str:
+        return f"{self.prefix(partition)}control:{part(worker_id)}"
+
+    def worker(self, worker_id: str) -> str:
+        return f"{self.namespace}:worker:{part(worker_id)}"
+
+    @property
+    def workers(self) -> str:
+        return f"{self.namespace}:workers"
+
+    @property
+    def models(self) -> str:
+        return f"{self.namespace}:models"

@@ -1,0 +1,110 @@
+"""Who is alive: workers with their slots, and the models that were ever served. Knows nothing of jobs.
+
+A worker that stops announcing itself is gone when its key expires; nobody needs to notice its death.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+from shared.bus.connect import Link
+from shared.bus.keys import Keys
+from shared.bus.script import ask
+from shared.wire import Wire
+
+
+class SlotState(Wire):
+    """One slot as `/slots` shows it. Token counts are of the job it works on."""
+
+    id: int
+    is_processing: bool
+    job_id: str | None = None
+    n_ctx: int
+    n_prompt_tokens: int = 0
+    n_prompt_tokens_processed: int = 0
+    n_prompt_tokens_cache: int = 0
+    n_decoded: int = 0
+    n_remain: int = -1
+
+
+class ModelCard(Wire):
+    """What a client may know of a served model; the counts are the GGUF's own."""
+
+    name: str
+    path: str
+    n_ctx: int
+    n_ctx_train: int
+    n_vocab: int
+    n_embd: int
+    n_params: int
+    size: int
+    vocab_type: int = 0
+    ftype: str = ""
+    chat_template: str = ""
+    bos_token: str = ""
+    eos_token: str = ""
+    description: str = ""
+
+
+class WorkerState(Wire):
+    """What a worker says of itself every few seconds."""
+
+    id: str
+    model: ModelCard
+    status: Literal["loading", "ready", "draining"]
+    started_at: float
+    """Unix seconds."""
+    slots: tuple[SlotState, ...]
+    n_slots: int
+    host: str
+    pid: int
+    build: str
+    tokens_per_second: float = 0.0
+    batch: int = 0
+    """Rows of the last decode."""
+    decode_ms: float = 0.0
+    """Time in a decode, smoothed."""
+    gap_ms: float = 0.0
+    """The worker's own time between two decodes, the median of the last few hundred."""
+
+
+class Presence:
+    def __init__(self, keys: Keys, link: Link) -> None:
+        self._keys = keys
+        self._link = link
+
+    async def announce(self, state: WorkerState, ttl_s: float = 10) -> None:
+        """Shows a worker for `ttl_s` seconds, and its model for good. Raises BusUnavailable."""
+        now = time.time()
+        ttl_ms = round(ttl_s * 1000)
+        await ask(
+            self._link,
+            [
+                ("SET", self._keys.worker(state.id), state.to_json(), "PX", ttl_ms),
+                # Only an index: who is alive is decided by the key above. It is pruned by a clock that may be wrong,
+                # hence the hour.
+                ("ZADD", self._keys.workers, now, state.id),
+                ("ZREMRANGEBYSCORE", self._keys.workers, "-inf", now - max(3600.0, 2 * ttl_s)),
+                ("EXPIRE", self._keys.workers, 3600 + round(2 * ttl_s)),
+                ("HSET", self._keys.models, state.model.name, state.model.to_json()),
+            ],
+            tries=1,
+        )
+
+    async def leave(self, worker_id: str) -> None:
+        """Takes a worker out of sight at once. Raises BusUnavailable."""
+        await ask(self._link, [("DEL", self._keys.worker(worker_id)), ("ZREM", self._keys.workers, worker_id)])
+
+    async def workers(self) -> list[WorkerState]:
+        """The living, sorted by id. Raises BusUnavailable."""
+        [ids] = await ask(self._link, [("ZRANGE", self._keys.workers, 0, -1)])
+        names = sorted(each.decode() for each in ids)
+        states = await ask(self._link, [("GET", self._keys.worker(name)) for name in names]) if names else []
+        return [WorkerState.from_json(state) for state in states if state is not None]
+
+    async def models(self) -> dict[str, ModelCard]:
+        """All models that were ever served, by name, each as its last worker described it. Raises BusUnavailable."""
+        [pairs] = await ask(self._link, [("HGETALL", self._keys.models)])
+        names, cards = pairs[::2], pairs[1::2]
+        return {name.decode(): ModelCard.from_json(card) for name, card in zip(names, cards, strict=True)}

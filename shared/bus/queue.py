@@ -1,0 +1,529 @@
+"""Jobs on their way to a worker and back: enqueue and cancel on one side, claim, append and finish on the other.
+
+Every change of a job's state is one script, and every write of a worker carries its lease. Knows nothing of what
+requests mean, and nothing of HTTP or llama.cpp.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import math
+import random
+import secrets
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal, NamedTuple
+from urllib.parse import unquote
+
+import structlog
+from pydantic import TypeAdapter, ValidationError
+
+from shared.bus.connect import Link, Reply
+from shared.bus.keys import Keys, part, partition_for
+from shared.bus.script import ask, run, script
+from shared.bus.subscriber import Subscriber
+from shared.errors import BusUnavailable, IdempotencyConflict, QueueFull, UnknownJob
+from shared.events import Accepted, Finished, Progress, Tokens
+from shared.jobs import Generation, Job, JobRecord, JobStatus, Lane, new_job_id, partition_of
+from shared.settings import BusSettings
+
+TRIES = 4
+"""For what may be said twice."""
+
+UNKNOWN_LENGTH = 512
+"""Tokens that a request without a limit is taken to ask for, when tenants are compared."""
+
+RATE_WINDOW_S = 30.0
+"""Over which `finish.lua` smooths the rate of endings."""
+
+TOKENS: TypeAdapter[tuple[Tokens, ...]] = TypeAdapter(tuple[Tokens, ...])
+"""The events of one log entry."""
+
+log = structlog.get_logger(__name__)
+
+
+class Receipt(NamedTuple):
+    job_id: str
+    is_new: bool
+    """False: the idempotency key had made this job before."""
+
+
+class Wanted(NamedTuple):
+    """What a worker can take now. Both lanes share its slots: an interactive job that is handed out also takes a
+    place from bulk, so that at most max(interactive, bulk) come from them."""
+
+    quick: int
+    """Jobs of the worker's own stream."""
+    interactive: int
+    bulk: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to write for a job. `token` is `worker:epoch:nonce`; no two leases ever share one."""
+
+    job_id: str
+    token: str
+
+    @property
+    def worker(self) -> str:
+        """As in keys: percent-encoded."""
+        return self.token.rsplit(":", 2)[0]
+
+    @property
+    def epoch(self) -> int:
+        """Counts the times that the job was handed out."""
+        return int(self.token.rsplit(":", 2)[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A job in a worker's hands. Times are Unix seconds on the bus's clock, `now` is when it was claimed."""
+
+    job: Job
+    lease: Lease
+    attempt: int
+    """1 the first time. What was given back does not count."""
+    deaths: int
+    """How often a worker fell silent with this job; after one, decode it apart from others."""
+    enqueued_at: float
+    deadline_at: float
+    now: float
+
+
+class Chunk(NamedTuple):
+    """What a job says at once. `first_event` is the number of the first of `events`; it counts without them too."""
+
+    lease: Lease
+    first_event: int
+    events: tuple[Tokens, ...] = ()
+    accepted: Accepted | None = None
+    progress: Progress | None = None
+
+
+class Verdict(Enum):
+    OK = "ok"
+    CANCEL = "cancel"
+    """It was written, and somebody asked to cancel the job."""
+    LOST = "lost"
+    """Nothing was written: the lease has gone to somebody else, or the job has ended."""
+
+
+class Wake(NamedTuple):
+    """`new` work, work that was `released` (claim with a sweep), a `cancel`, or `resync`: something may have been
+    missed, so look at everything."""
+
+    kind: Literal["new", "released", "cancel", "resync"]
+    job_id: str | None = None
+
+
+class Queue:
+    def __init__(self, settings: BusSettings, keys: Keys, link: Link, subscriber: Subscriber) -> None:
+        self._settings = settings
+        self._keys = keys
+        self._link = link
+        self._subscriber = subscriber
+        self._turn = 0
+        """The partition that the next claim begins with."""
+
+    def new_job_id(self, idempotency_key: str | None = None, tenant: str = "default") -> str:
+        """An id in the partition where a job with this key must be; without a key, in any."""
+        if idempotency_key is None:
+            return new_job_id(random.randrange(self._keys.partitions))
+        return new_job_id(self._partition_of_key(idempotency_key, tenant))
+
+    async def enqueue(self, job: Job, *, idempotency_key: str | None = None, worker: str | None = None) -> Receipt:
+        """Queues a job made with an id of `new_job_id`; with `worker`, for that worker alone.
+
+        Repeating it with the same job changes nothing, so a lost reply does no harm. Raises QueueFull,
+        IdempotencyConflict (the key has made a job from another body) and BusUnavailable.
+        """
+        partition = partition_of(job.id)
+        if idempotency_key is not None and partition != self._partition_of_key(idempotency_key, job.tenant):
+            raise ValueError("a job with an idempotency key needs an id made with it")
+        call = script("enqueue").call(
+            self._enqueue_keys(job, idempotency_key, worker), self._enqueue_arguments(job, idempotency_key, worker)
+        )
+        [reply] = await run(self._link, script("enqueue"), [call], tries=TRIES)
+        match reply:
+            case [b"new", _]:
+                return Receipt(job.id, True)
+            case [b"known", owner]:
+                return Receipt(owner.decode(), False)
+            case [b"conflict", _]:
+                raise IdempotencyConflict("The idempotency key was used with another body.")
+            case [b"full", limit]:
+                raise QueueFull(
+                    "Too many jobs are waiting.", retry_after_s=await self._relief_s(partition, job.model, limit)
+                )
+        raise AssertionError(reply)
+
+    async def claim(self, worker_id: str, model: str, wanted: Wanted, *, sweep: bool = False) -> list[Claimed]:
+        """Jobs for this worker, each under a lease of its own that must be kept alive; never more than wanted.
+
+        `sweep` also looks for jobs that were released or whose lease has run out, and takes them first. Not repeated
+        when no reply comes: jobs that were handed out into the void come back by their leases. Whoever cancels this
+        call has nothing to hold: what it got is given back. Raises BusUnavailable.
+        """
+        claiming = asyncio.create_task(self._claim(worker_id, model, wanted, sweep))
+        try:
+            return await asyncio.shield(claiming)
+        except asyncio.CancelledError:
+            with suppress(BusUnavailable):
+                for claimed in await claiming:
+                    await self.release(claimed.lease)
+            raise
+
+    async def append(self, chunks: Sequence[Chunk]) -> list[Verdict]:
+        """Writes chunks into their jobs' logs in one round trip, in order, and says what became of each.
+
+        Repeating it with the same chunks changes nothing. Raises BusUnavailable.
+        """
+        append = script("append")
+        calls = [
+            append.call(
+                (self._keys.job(chunk.lease.job_id), self._keys.log(chunk.lease.job_id)),
+                (
+                    self._keys.live(chunk.lease.job_id),
+                    chunk.lease.token,
+                    chunk.lease.epoch,
+                    chunk.first_event,
+                    len(chunk.events),
+                    TOKENS.dump_json(chunk.events) if chunk.events else b"[]",
+                    chunk.accepted.to_json() if chunk.accepted else "",
+                    chunk.progress.to_json() if chunk.progress else "",
+                ),
+            )
+            for chunk in chunks
+        ]
+        replies = await run(self._link, append, calls, tries=TRIES) if calls else []
+        return [Verdict(reply.decode()) for reply in replies]
+
+    async def finish(self, lease: Lease, finished: Finished, first_event: int) -> bool:
+        """Ends a job. `first_event` is the number after its last event. False: the lease was lost, or the log does
+        not end there, and nothing was written.
+
+        The first ending of a lease stands: finishing again is answered True and changes nothing. Raises BusUnavailable.
+        """
+        finish = script("finish")
+        call = finish.call(
+            (self._keys.job(lease.job_id),),
+            (
+                self._keys.prefix_of(lease.job_id),
+                lease.job_id,
+                lease.token,
+                finished.status,
+                finished.to_json(),
+                first_event,
+            ),
+        )
+        [reply] = await run(self._link, finish, [call], tries=TRIES)
+        return bool(reply)
+
+    async def release(self, lease: Lease) -> bool:
+        """Gives a job back with what it has said so far, without burning an attempt. False: the lease was lost.
+
+        Raises BusUnavailable.
+        """
+        release = script("release")
+        call = release.call(
+            (self._keys.job(lease.job_id),),
+            (self._keys.prefix_of(lease.job_id), lease.token, lease.worker),
+        )
+        [reply] = await run(self._link, release, [call], tries=TRIES)
+        return bool(reply)
+
+    async def cancel(self, job_id: str) -> JobRecord:
+        """Ends a queued job now and asks the worker of a running one to; an ended one stays as it is. Returns what
+        is known of the job afterwards. Raises UnknownJob and BusUnavailable."""
+        try:
+            prefix, key = self._keys.prefix_of(job_id), self._keys.job(job_id)
+        except ValueError:
+            raise UnknownJob(f"There is no job {job_id!r}.") from None
+        cancel = script("cancel")
+        [is_known] = await run(self._link, cancel, [cancel.call((key,), (prefix, job_id))], tries=TRIES)
+        record = await self.record(job_id) if is_known else None
+        if record is None:
+            raise UnknownJob(f"There is no job {job_id!r}.")
+        return record
+
+    async def record(self, job_id: str) -> JobRecord | None:
+        """What is known of a job, or None when there is none of that id. Raises BusUnavailable."""
+        try:
+            key = self._keys.job(job_id)
+        except ValueError:
+            return None
+        [values] = await ask(self._link, [("HMGET", key, *_RECORD_FIELDS)])
+        fields = dict(zip(_RECORD_FIELDS, values, strict=True))
+        if fields["status"] is None:
+            return None
+        position, eta_s = None, None
+        if fields["status"] == b"queued":
+            position, eta_s = await self._outlook(partition_of(job_id), fields)
+        return _record(job_id, fields, position, eta_s)
+
+    async def reap(self) -> int:
+        """Ends overdue jobs that nobody holds, forgets silent consumers and clears empty lanes away. Returns the number
+        of jobs ended. Anybody may call it at any time. Raises BusUnavailable."""
+        reap = script("reap")
+        n_ended = 0
+        for partition in range(self._keys.partitions):
+            call = reap.call(
+                (self._keys.due(partition), self._keys.lanes(partition)),
+                (self._keys.prefix(partition), round(self._settings.lease_s * 1000)),
+            )
+            is_more = True
+            while is_more:
+                [[ended, is_more]] = await run(self._link, reap, [call], tries=TRIES)
+                n_ended += ended
+        return n_ended
+
+    async def wakes(self, worker_id: str, model: str) -> AsyncGenerator[Wake, None]:
+        """What a worker should look up for, as it is said. The first is a `resync`, and another follows whenever the
+        connection was away. Raises BusUnavailable when the server cannot be reached at the start."""
+        partitions = range(self._keys.partitions)
+        wake = [self._keys.wake(partition, model) for partition in partitions]
+        control = [self._keys.control(partition, worker_id) for partition in partitions]
+        async with self._subscriber.listen([*wake, *control], limit=4096) as inbox:
+            inbox.miss()
+            while True:
+                await inbox.wait(None)
+                if inbox.missed:
+                    inbox.missed = False
+                    yield Wake("resync")
+                while inbox.messages:
+                    _, payload = inbox.messages.popleft()
+                    yield _wake(payload)
+
+    def _enqueue_keys(self, job: Job, idempotency_key: str | None, worker: str | None) -> list[str]:
+        keys, partition = self._keys, partition_of(job.id)
+        own = keys.own(partition, worker) if worker else None
+        names = [
+            keys.job(job.id),
+            keys.load(partition, job.model),
+            own or keys.lane(partition, job.model, job.lane, job.tenant),
+            keys.due(partition),
+            keys.lanes(partition),
+            keys.turn(partition, job.model, job.lane),
+        ]
+        if idempotency_key is not None:
+            names.append(keys.idempotency(partition, job.tenant, idempotency_key))
+        return names
+
+    def _enqueue_arguments(
+        self, job: Job, idempotency_key: str | None, worker: str | None
+    ) -> list[str | bytes | int | float]:
+        settings = self._settings
+        request = job.model_dump_json(exclude={"body"})
+        return [
+            job.id,
+            part(job.model),
+            job.lane.value,
+            part(job.tenant),
+            _cost(job, request),
+            round(job.deadline_s * 1000),
+            # A record that went before its log would leave followers without an ending.
+            round(max(settings.retention_s, settings.log_retention_s) * 1000),
+            round(settings.log_retention_s * 1000),
+            self._share(settings.max_queued),
+            self._share(settings.max_queued_per_tenant),
+            self._keys.wake(partition_of(job.id), job.model),
+            _fingerprint(job) if idempotency_key is not None else "",
+            "1" if worker else "0",
+            request,
+            job.body or "",
+            job.endpoint,
+            json.dumps(job.metadata) if job.metadata else "",
+            "1" if job.is_durable else "0",
+        ]
+
+    async def _claim(self, worker_id: str, model: str, wanted: Wanted, sweep: bool) -> list[Claimed]:
+        wanted = Wanted(*(max(0, number) for number in wanted))
+        claimed: list[Claimed] = []
+        self._turn += 1
+        try:
+            if self._keys.partitions == 1:
+                await self._claim_around(worker_id, model, wanted, sweep, claimed)
+            else:
+                # Two rounds: nobody's bulk goes before a person's job that waits in another partition.
+                left = await self._claim_around(worker_id, model, wanted._replace(bulk=0), sweep, claimed)
+                n_interactive = wanted.interactive - left.interactive
+                bulk = Wanted(0, 0, max(0, wanted.bulk - n_interactive))
+                await self._claim_around(worker_id, model, bulk, sweep, claimed)
+        except BusUnavailable:
+            if not claimed:
+                raise
+        return claimed
+
+    async def _claim_around(
+        self, worker_id: str, model: str, wanted: Wanted, sweep: bool, claimed: list[Claimed]
+    ) -> Wanted:
+        """From all partitions into `claimed`, beginning with another one each time; returns what is wanted still."""
+        for step in range(self._keys.partitions):
+            if not any(wanted):
+                break
+            partition = (self._turn + step) % self._keys.partitions
+            found, wanted = await self._claim_from(partition, worker_id, model, wanted, sweep)
+            claimed += found
+        return wanted
+
+    async def _claim_from(
+        self, partition: int, worker_id: str, model: str, wanted: Wanted, sweep: bool
+    ) -> tuple[list[Claimed], Wanted]:
+        claim = script("claim")
+        call = claim.call(
+            (self._keys.load(partition, model),),
+            (
+                self._keys.prefix(partition),
+                part(model),
+                part(worker_id),
+                secrets.token_hex(8),
+                round(self._settings.lease_s * 1000),
+                "1" if sweep else "0",
+                *wanted,
+            ),
+        )
+        while True:
+            [[now_ms, is_more, n_own, n_interactive, n_bulk, rows]] = await run(self._link, claim, [call])
+            if rows or not is_more:
+                break
+        left = Wanted(
+            wanted.quick - n_own,
+            wanted.interactive - n_interactive,
+            max(0, wanted.bulk - n_interactive - n_bulk),
+        )
+        return [claimed for row in rows if (claimed := _claimed(row, now_ms))], left
+
+    async def _outlook(self, partition: int, fields: dict[str, Reply]) -> tuple[int | None, float | None]:
+        """(position, seconds until it runs) of a queued job. An estimate: tenants take turns, so a job with n of its
+        own tenant's before it waits for about n of each other's."""
+        lane, tenant, model = (fields[name].decode() for name in ("lane", "tenant", "model"))
+        if fields["queue"] == b"own":
+            return 1, None
+        load = f"{self._keys.prefix(partition)}load:{model}"
+        turn = f"{self._keys.prefix(partition)}turn:{model}:{lane}"
+        names = (f"taken:{lane}:{tenant}", f"queued:{lane}", "queued:interactive", *_RATE_FIELDS)
+        counts, n_tenants, time = await ask(self._link, [("HMGET", load, *names), ("ZCARD", turn), ("TIME",)])
+        taken, queued, interactive = (max(0, int(count or 0)) for count in counts[:3])
+        own = max(1, int(fields["ticket"]) - taken)
+        position = max(own, min(own * max(1, n_tenants), queued))
+        if lane == Lane.BULK:
+            position += interactive
+        rate = _rate(counts[3:], _seconds(time))
+        return position, round(position / rate, 1) if rate else None
+
+    async def _relief_s(self, partition: int, model: str, limit: int) -> float:
+        """Seconds until about a hundredth of a full queue has been worked off."""
+        rates, time = await ask(self._link, [("HMGET", self._keys.load(partition, model), *_RATE_FIELDS), ("TIME",)])
+        rate = _rate(rates, _seconds(time))
+        return min(300.0, max(1.0, limit / 100 / rate)) if rate else 30.0
+
+    def _partition_of_key(self, idempotency_key: str, tenant: str) -> int:
+        return partition_for(f"{part(tenant)}:{idempotency_key}", self._keys.partitions)
+
+    def _share(self, limit: int) -> int:
+        """One partition's share of a limit of the whole queue."""
+        return math.ceil(limit / self._keys.partitions)
+
+
+_RECORD_FIELDS = (
+    "status",
+    "model",
+    "endpoint",
+    "lane",
+    "queue",
+    "tenant",
+    "attempts",
+    "created_ms",
+    "started_ms",
+    "ended_ms",
+    "deadline_ms",
+    "ticket",
+    "body",
+    "metadata",
+    "result",
+)
+_RATE_FIELDS = ("done", "done_ms", "done_since_ms")
+
+
+def _record(job_id: str, fields: dict[str, Reply], position: int | None, eta_s: float | None) -> JobRecord:
+    return JobRecord(
+        id=job_id,
+        model=unquote(fields["model"].decode()),
+        endpoint=fields["endpoint"].decode(),
+        lane=Lane(fields["lane"].decode()),
+        tenant=unquote(fields["tenant"].decode()),
+        status=JobStatus(fields["status"].decode()),
+        attempts=int(fields["attempts"]),
+        created_at=int(fields["created_ms"]) / 1000,
+        started_at=int(fields["started_ms"]) / 1000 if fields["started_ms"] else None,
+        ended_at=int(fields["ended_ms"]) / 1000 if fields["ended_ms"] else None,
+        deadline_at=int(fields["deadline_ms"]) / 1000,
+        position=position,
+        eta_s=eta_s,
+        body=fields["body"].decode() or None,
+        metadata=json.loads(fields["metadata"]) if fields["metadata"] else {},
+        finished=Finished.from_json(fields["result"]) if fields["result"] else None,
+    )
+
+
+def _claimed(row: list[Reply], now_ms: int) -> Claimed | None:
+    job_id, request, token, attempt, deaths, created_ms, deadline_ms = row
+    try:
+        job = Job.model_validate_json(request)
+    except ValidationError as error:
+        # A newer API may speak of what this worker does not know. Left alone, it goes to another worker after one
+        # lease, and to the dead after three.
+        log.warning("a job cannot be read", job_id=job_id.decode(), error=str(error))
+        return None
+    return Claimed(
+        job=job,
+        lease=Lease(job.id, token.decode()),
+        attempt=attempt,
+        deaths=deaths,
+        enqueued_at=int(created_ms) / 1000,
+        deadline_at=int(deadline_ms) / 1000,
+        now=now_ms / 1000,
+    )
+
+
+def _wake(payload: bytes) -> Wake:
+    if payload == b"new":
+        return Wake("new")
+    if payload == b"released":
+        return Wake("released")
+    return Wake("cancel", json.loads(payload)["cancel"])
+
+
+def _cost(job: Job, request: str) -> int:
+    """What a job takes from its tenant's share: bytes asked about and tokens asked for."""
+    if not isinstance(job.request, Generation):
+        return len(request)
+    n_predict = job.request.n_predict
+    return len(request) + (n_predict if n_predict >= 0 else UNKNOWN_LENGTH)
+
+
+def _fingerprint(job: Job) -> str:
+    """Two requests with one idempotency key must have this in common."""
+    what = job.body if job.body is not None else job.request.model_dump_json()
+    parts = (job.model, job.endpoint, job.lane.value, json.dumps(job.metadata, sort_keys=True), what)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _rate(fields: Sequence[Reply], now_s: float) -> float | None:
+    """Jobs that end in a second, from the fading counter of `finish.lua`; None when nothing ended of late."""
+    if not all(fields):
+        return None
+    done, done_s, since_s = float(fields[0]), int(fields[1]) / 1000, int(fields[2]) / 1000
+    weight = done * math.exp(-max(0.0, now_s - done_s) / RATE_WINDOW_S)
+    # A counter that began a moment ago has not filled its window yet.
+    filled = 1 - math.exp(-max(1.0, now_s - since_s) / RATE_WINDOW_S)
+    return weight / (RATE_WINDOW_S * filled) if weight > 0.01 else None
+
+
+def _seconds(time: list[bytes]) -> float:
+    return int(time[0]) + int(time[1]) / 1e6

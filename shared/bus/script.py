@@ -1,0 +1,81 @@
+"""The Lua scripts: read from their files, run by their hash. Knows nothing of what they do.
+
+A script names the shared pieces that it uses in a line `-- uses: clock ending`; they come from `scripts/lib` and are
+put in front of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib.resources import files
+from typing import NamedTuple
+
+from redis.exceptions import NoScriptError
+
+from shared.bus.connect import Command, Link, Reply, is_refusal, persist, unavailable
+
+_USES = re.compile(r"^-- uses: (.+)$", re.MULTILINE)
+
+
+class Script(NamedTuple):
+    text: str
+    sha: str
+
+    def call(self, keys: Sequence[str], arguments: Sequence[str | bytes | int | float]) -> Command:
+        return ("EVALSHA", self.sha, len(keys), *keys, *arguments)
+
+    @property
+    def load(self) -> Command:
+        return ("SCRIPT", "LOAD", self.text)
+
+
+@lru_cache
+def script(name: str) -> Script:
+    """The script `scripts/<name>.lua`, with the pieces that it uses."""
+    folder = files(__package__) / "scripts"
+    own = (folder / f"{name}.lua").read_text(encoding="utf-8")
+    shebang, rest = own.split("\n", 1)
+    used = _USES.search(own)
+    pieces = (
+        [(folder / "lib" / f"{piece}.lua").read_text(encoding="utf-8") for piece in used[1].split()] if used else []
+    )
+    text = "\n".join([shebang, *pieces, rest])
+    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+async def run(link: Link, which: Script, calls: Sequence[Command], *, tries: int = 1) -> list[Reply]:
+    """The replies to some calls of one script, made in order in one round trip.
+
+    With `tries` above 1 all calls are made again when no reply came, so each must be safe to repeat. They are also made
+    again, all and in order, when the server had lost the script: what ran the first time must not mind.
+    Raises BusUnavailable, also when the server refuses for now (memory full, read only, loading).
+    """
+
+    async def attempt() -> list[Reply]:
+        replies = await link.send(calls)
+        if any(isinstance(reply, NoScriptError) for reply in replies):
+            replies = (await link.send([which.load, *calls]))[1:]
+        return checked(replies)
+
+    replies: list[Reply] = await persist(attempt, tries)
+    return replies
+
+
+async def ask(link: Link, commands: Sequence[Command], *, tries: int = 4) -> list[Reply]:
+    """The replies to plain commands, made in one round trip, repeated when none came: for reads. Errors as in `run`."""
+
+    async def attempt() -> list[Reply]:
+        return checked(await link.send(commands))
+
+    replies: list[Reply] = await persist(attempt, tries)
+    return replies
+
+
+def checked(replies: list[Reply]) -> list[Reply]:
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise unavailable(reply) if is_refusal(reply) else reply
+    return replies

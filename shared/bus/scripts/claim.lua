@@ -1,0 +1,194 @@
+#!lua flags=allow-oom
+-- claim: hands out the jobs of silent workers and waiting ones.
+-- Invariant: a job that is handed out is running under a lease that nobody else has ever had; never more are handed
+-- out than asked for. Cancelled, expired and vanished jobs end here.
+-- uses: clock ending
+local load = KEYS[1]
+local prefix, model, worker, nonce = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local lease_ms, is_sweep = tonumber(ARGV[5]), ARGV[6] == '1'
+local quick, interactive, bulk = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
+
+local MOST_DEATHS = 3
+local DEAD_ROWS = 10000
+
+local now = clock()
+local handed = {}
+local looks = 1000 -- entries looked at in one call: a script makes everybody wait
+
+local function discard(stream, entry)
+  redis.call('XACK', stream, 'workers', entry)
+  redis.call('XDEL', stream, entry)
+end
+
+local function bury(id, deaths, last_worker, tenant)
+  local why = deaths .. ' workers died while they had it'
+  redis.call(
+    'XADD', prefix .. 'dead', 'MAXLEN', '~', DEAD_ROWS, '*', 'job', id, 'model', model, 'tenant', tenant, 'worker',
+    last_worker, 'why', why)
+  end_job(prefix, id, now, 'failed', without_answer('failed', 'worker_died', 'The job was given up: ' .. why .. '.'))
+end
+
+-- Gives the job of a delivered entry to this worker, if it still wants doing. True when it was handed out.
+local function hand_out(stream, entry, id, is_lost)
+  looks = looks - 1
+  local key = prefix .. 'job:' .. id
+  local status, known, request, created, deadline, deaths, cancel, queue, tenant, held_by, log_keep_ms = unpack(
+    redis.call(
+      'HMGET', key, 'status', 'entry', 'job', 'created_ms', 'deadline_ms', 'deaths', 'cancel', 'queue', 'tenant',
+      'worker', 'log_keep_ms'))
+  if known ~= entry or (status ~= 'queued' and status ~= 'running') then
+    discard(stream, entry)
+    return false
+  end
+
+  local is_dead = status == 'running'
+  if is_dead and not is_lost then
+    -- Delivered anew although somebody has it: the group was made again. Its holder's next renewal takes the entry
+    -- back; should there be none, a sweep finds it after one lease.
+    return false
+  end
+  if is_dead then
+    deaths = redis.call('HINCRBY', key, 'deaths', 1)
+  end
+  if cancel then
+    end_job(prefix, id, now, 'cancelled', without_answer('cancelled', 'cancelled', 'The job was cancelled.'))
+    return false
+  elseif now >= tonumber(deadline) then
+    end_job(prefix, id, now, 'expired', without_answer('expired', 'expired', 'The deadline passed.'))
+    return false
+  elseif tonumber(deaths) >= MOST_DEATHS then
+    bury(id, deaths, held_by, tenant)
+    return false
+  end
+
+  local epoch = redis.call('HINCRBY', key, 'epoch', 1)
+  local attempt = redis.call('HINCRBY', key, 'attempts', 1)
+  local lease = worker .. ':' .. epoch .. ':' .. nonce
+  redis.call('HSET', key, 'status', 'running', 'lease', lease, 'worker', worker)
+  redis.call('HSETNX', key, 'started_ms', now)
+  -- From here on the log refuses the ids of earlier attempts, whatever they believe.
+  redis.call('XADD', prefix .. 'log:' .. id, epoch .. '-0', 'attempt', attempt)
+  redis.call('PEXPIREAT', prefix .. 'log:' .. id, deadline + log_keep_ms)
+  if not is_dead then
+    redis.call('HINCRBY', load, 'queued:' .. queue, -1)
+    redis.call('HINCRBY', load, 'queued:' .. queue .. ':' .. tenant, -1)
+  end
+  handed[#handed + 1] = {id, request, lease, attempt, tonumber(deaths), created, deadline}
+  return true
+end
+
+-- Jobs of one stream that were given back, or whose worker let a whole lease go by. Returns how many were handed out.
+local function take_lost(stream, room)
+  local taken = 0
+  while taken < room and looks > 0 do
+    local rows = redis.pcall('XPENDING', stream, 'workers', 'IDLE', lease_ms, '-', '+', room - taken)
+    if rows.err or #rows == 0 then
+      break -- an error: there is no such group yet, so nothing was ever delivered
+    end
+    for _, row in ipairs(rows) do
+      local entry = row[1]
+      local found = redis.call('XRANGE', stream, entry, entry)[1]
+      if not found or found[2][1] ~= 'job' then
+        discard(stream, entry)
+      elseif hand_out(stream, entry, found[2][2], true) then
+        redis.call('XCLAIM', stream, 'workers', worker, 0, entry, 'JUSTID')
+        taken = taken + 1
+      end
+    end
+  end
+  return taken
+end
+
+-- The next entries of one stream, delivered to this worker; nil when there is none.
+local function deliver(stream, count)
+  local command = {'XREADGROUP', 'GROUP', 'workers', worker, 'COUNT', count, 'STREAMS', stream, '>'}
+  local reply = redis.pcall(unpack(command))
+  if reply and reply.err then
+    if not string.find(reply.err, 'NOGROUP', 1, true) or redis.call('EXISTS', stream) == 0 then
+      return nil
+    end
+    -- From the start: whatever is in the stream has been delivered to nobody that we know of.
+    redis.call('XGROUP', 'CREATE', stream, 'workers', 0)
+    reply = redis.call(unpack(command))
+  end
+  return reply and reply[1][2] or nil
+end
+
+local function hand_out_all(stream, entries)
+  local taken = 0
+  for _, entry in ipairs(entries) do
+    local field, id = entry[2][1], entry[2][2]
+    if field ~= 'job' then
+      discard(stream, entry[1])
+    elseif hand_out(stream, entry[1], id, false) then
+      taken = taken + 1
+    end
+  end
+  return taken
+end
+
+local function take_own(room)
+  local stream = prefix .. 'q:@' .. worker
+  local taken = is_sweep and take_lost(stream, room) or 0
+  while taken < room and looks > 0 do
+    local entries = deliver(stream, room - taken)
+    if not entries then
+      break
+    end
+    taken = taken + hand_out_all(stream, entries)
+  end
+  return taken
+end
+
+-- Tenants by turn: the one that has had least goes first, one job at a time.
+local function take_waiting(lane, room)
+  local turn = prefix .. 'turn:' .. model .. ':' .. lane
+  local taken, idle = 0, 0 -- idle: tenants in front that have nothing waiting
+  while taken < room and looks > 0 do
+    local tenant, had = unpack(redis.call('ZRANGE', turn, idle, idle, 'WITHSCORES'))
+    if not tenant then
+      break
+    end
+    local stream = prefix .. 'q:' .. model .. ':' .. lane .. ':' .. tenant
+    local is_alone = redis.call('ZCARD', turn) == 1
+    local entries = deliver(stream, is_alone and room - taken or 1)
+    if not entries then
+      idle = idle + 1
+    else
+      redis.call('HINCRBY', load, 'taken:' .. lane .. ':' .. tenant, #entries)
+      local first = #handed
+      taken = taken + hand_out_all(stream, entries)
+      local cost = 0
+      for i = first + 1, #handed do
+        cost = cost + redis.call('HGET', prefix .. 'job:' .. handed[i][1], 'cost')
+      end
+      if cost > 0 then
+        redis.call('HSET', load, 'clock:' .. lane, had)
+        redis.call('ZINCRBY', turn, cost, tenant)
+      end
+    end
+  end
+  return taken
+end
+
+local function take(lane, room)
+  local taken = 0
+  if is_sweep then
+    for _, tenant in ipairs(redis.call('ZRANGE', prefix .. 'turn:' .. model .. ':' .. lane, 0, -1)) do
+      if taken >= room or looks <= 0 then
+        break
+      end
+      taken = taken + take_lost(prefix .. 'q:' .. model .. ':' .. lane .. ':' .. tenant, room - taken)
+    end
+  end
+  -- The count saves a look at every tenant; a sweep looks all the same, should the count be wrong.
+  if taken < room and (is_sweep or tonumber(redis.call('HGET', load, 'queued:' .. lane) or 0) > 0) then
+    taken = taken + take_waiting(lane, room - taken)
+  end
+  return taken
+end
+
+local n_own = take_own(quick)
+local n_interactive = take('interactive', interactive)
+local n_bulk = take('bulk', bulk - n_interactive) -- they share slots: what a person got, bulk does not get
+return {now, looks <= 0 and 1 or 0, n_own, n_interactive, n_bulk, handed}

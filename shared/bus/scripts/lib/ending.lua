@@ -1,0 +1,47 @@
+-- The one way in which a job ends.
+-- Invariant: the first ending wins. An ended job has one result and one terminal log entry and, if it is durable,
+-- one outbox row; nobody holds it, and nothing counts it as waiting.
+
+-- The outbox is emptied by whoever tells of endings; should nobody do so, it stops growing here.
+local OUTBOX_ROWS = 1000000
+
+-- A Finished in JSON for a job that ended without a worker's word.
+local function without_answer(status, code, message)
+  return cjson.encode({kind = 'finished', status = status, failure = {code = code, message = message}})
+end
+
+-- `status` and `result` become the job's; the caller has made sure that it has not ended yet.
+local function end_job(prefix, id, now, status, result)
+  local key, log = prefix .. 'job:' .. id, prefix .. 'log:' .. id
+  local was, events, epoch, stream, entry, model, queue, tenant, keep_ms, log_keep_ms, durable = unpack(redis.call(
+    'HMGET', key, 'status', 'events', 'epoch', 'stream', 'entry', 'model', 'queue', 'tenant', 'keep_ms',
+    'log_keep_ms', 'durable'))
+  local number = events + 1
+  local last = epoch .. '-' .. number
+
+  redis.call('HSET', key, 'status', status, 'result', result, 'ended_ms', now, 'end_event', number)
+  redis.call('HDEL', key, 'lease')
+  if status ~= 'failed' then
+    redis.call('HDEL', key, 'job') -- a failed one is kept whole: somebody may want to see what killed it
+  end
+  redis.pcall('XADD', log, last, 'end', status) -- an error: readers end by the record
+
+  -- Only what was delivered may be deleted: an undelivered entry stays until a claim or the reaper meets it.
+  if redis.call('XACK', stream, 'workers', entry) == 1 then
+    redis.call('XDEL', stream, entry)
+  end
+  if was == 'queued' then
+    redis.call('HINCRBY', prefix .. 'load:' .. model, 'queued:' .. queue, -1)
+    redis.call('HINCRBY', prefix .. 'load:' .. model, 'queued:' .. queue .. ':' .. tenant, -1)
+  end
+  redis.call('ZREM', prefix .. 'due', id)
+
+  if durable == '1' then
+    redis.call('XADD', prefix .. 'outbox', 'MAXLEN', '~', OUTBOX_ROWS, '*', 'job', id, 'status', status)
+    redis.call('PEXPIRE', key, keep_ms)
+  else
+    redis.call('PEXPIRE', key, log_keep_ms) -- whoever waited for it has had it
+  end
+  redis.call('PEXPIRE', log, log_keep_ms)
+  redis.call('PUBLISH', prefix .. 'live:' .. id, '{"id":"' .. last .. '","end":"' .. status .. '"}')
+end

@@ -1,0 +1,138 @@
+"""One link carries everybody's commands, and tells a server that is away from one that says no."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from redis.exceptions import ResponseError
+
+from shared.bus import Bus, open_bus
+from shared.bus.connect import Link, connection_factory, is_refusal
+from shared.bus.script import ask, script
+from shared.errors import BusUnavailable
+from shared.settings import BusSettings, ConfigError
+from tests.shared.bus.conftest import Behind
+
+
+async def test_commands_of_many_tasks_get_their_own_replies(bus_settings: BusSettings) -> None:
+    async with Link(connection_factory(bus_settings, "test")) as link:
+        replies = await asyncio.gather(*(link.send([("ECHO", i), ("ECHO", -i)]) for i in range(2000)))
+    assert replies == [[str(i).encode(), str(-i).encode()] for i in range(2000)]
+
+
+async def test_what_the_server_refuses_fails_alone(bus_settings: BusSettings) -> None:
+    async with Link(connection_factory(bus_settings, "test")) as link:
+        good, bad = await asyncio.gather(link.send([("PING",)]), link.send([("NONSENSE",), ("PING",)]))
+    assert good == [b"PONG"]
+    assert isinstance(bad[0], ResponseError)
+    assert bad[1] == b"PONG"
+
+
+async def test_what_cannot_be_said_is_its_senders_fault_alone(bus_settings: BusSettings) -> None:
+    async with Link(connection_factory(bus_settings, "test")) as link:
+        replies = await asyncio.gather(link.send([("ECHO", "\ud800")]), link.send([("PING",)]), return_exceptions=True)
+    assert isinstance(replies[0], UnicodeEncodeError)
+    assert replies[1] == [b"PONG"]
+
+
+async def test_a_sender_that_gives_up_takes_no_reply_of_others(bus_settings: BusSettings) -> None:
+    async with Link(connection_factory(bus_settings, "test")) as link:
+        for i in range(50):
+            impatient = asyncio.create_task(link.send([("ECHO", "mine")]))
+            for _ in range(i % 7):
+                await asyncio.sleep(0)
+            impatient.cancel()
+            assert await link.send([("ECHO", i)]) == [str(i).encode()]
+
+
+async def test_connections_that_the_server_closed_are_opened_anew(bus: Bus, behind: Behind) -> None:
+    for _ in range(5):
+        await bus.ping()
+        await behind.client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        await asyncio.sleep(0)
+        await bus.ping()
+
+
+async def test_the_process_is_named_in_the_servers_list(bus_settings: BusSettings, behind: Behind) -> None:
+    async with open_bus(bus_settings, name="api on host") as bus:
+        await bus.ping()
+        assert "api-on-host" in {client["name"] for client in await behind.client.client_list()}
+
+
+async def test_a_closed_bus_leaves_no_connection(bus_settings: BusSettings, behind: Behind) -> None:
+    async with open_bus(bus_settings, name="leaver") as bus, bus.log.follow("job_0_a", expects=True):
+        await bus.ping()
+
+    async def names() -> set[str]:
+        return {client["name"] for client in await behind.client.client_list()}
+
+    async with asyncio.timeout(5):
+        while "leaver" in await names():
+            pass
+
+
+@pytest.mark.parametrize("url", ["unix:///nowhere/at/all.sock", "redis://127.0.0.1:1/0"])
+async def test_a_server_that_is_not_there_is_unavailable(url: str) -> None:
+    async with open_bus(BusSettings(redis_url=url), name="test") as bus:
+        for call in (bus.ping(), bus.queue.record("job_0_a"), bus.check_server()):
+            with pytest.raises(BusUnavailable):
+                await call
+
+
+async def test_a_url_that_is_none_of_ours_is_named() -> None:
+    with pytest.raises(ConfigError, match="--redis-url"):
+        async with open_bus(BusSettings(redis_url="http://localhost"), name="test"):
+            pass
+
+
+async def test_a_server_that_evicts_is_refused(bus: Bus, behind: Behind) -> None:
+    await bus.check_server()
+    for policy in ("allkeys-lru", "volatile-ttl"):
+        await behind.client.config_set("maxmemory-policy", policy)
+        try:
+            with pytest.raises(ConfigError, match="maxmemory-policy"):
+                await bus.check_server()
+        finally:
+            await behind.client.config_set("maxmemory-policy", "noeviction")
+
+
+async def test_a_server_that_only_reads_is_unavailable_for_now(bus: Bus, behind: Behind) -> None:
+    await behind.client.replicaof("127.0.0.1", "1")
+    try:
+        with pytest.raises(BusUnavailable):
+            await bus.queue.reap()
+    finally:
+        await behind.client.replicaof("NO", "ONE")
+    await bus.queue.reap()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("OOM command not allowed when used memory > 'maxmemory'.", True),
+        ("MISCONF Errors writing to the AOF file: No space left on device", True),
+        ("BUSY Redis is busy running a script.", True),
+        ("ERR unknown command", False),
+        ("BUSYGROUP Consumer Group name already exists", False),
+        ("", False),
+    ],
+)
+def test_which_refusals_pass_by_themselves(words: str, expected: bool) -> None:
+    assert is_refusal(ResponseError(words)) is expected
+
+
+SCRIPTS = sorted(path.stem for path in (Path(__file__).parents[3] / "shared/bus/scripts").glob("*.lua"))
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+async def test_every_script_states_its_invariant_and_only_enqueue_needs_memory(
+    bus_settings: BusSettings, name: str
+) -> None:
+    lines = script(name).text.split("\n")
+    assert (lines[0] == "#!lua flags=allow-oom") is (name != "enqueue")
+    assert any(line.startswith(f"-- {name}: ") for line in lines)
+    assert any(line.startswith("-- Invariant: ") for line in lines)
+    async with Link(connection_factory(bus_settings, "test")) as link:
+        assert await ask(link, [script(name).load]) == [script(name).sha.encode()]
