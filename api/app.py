@@ -1,0 +1,156 @@
+"""The HTTP API: its routes in order, and how it starts and stops. Read this first.
+
+The process keeps nothing: what it knows is in Redis, so any number of it can run side by side and any may die.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import structlog
+import uvicorn
+import uvloop
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Route
+
+from api.access import Access, Keys
+from api.context import Context
+from api.fleet import Fleet
+from api.problems import on_error
+from api.routes import jobs, llamacpp, openai, status
+from shared import telemetry
+from shared.bus import open_bus
+from shared.errors import BusUnavailable, SlotstreamError
+from shared.settings import ApiSettings, ConfigError
+
+log = structlog.get_logger(__name__)
+
+SHUTDOWN_S = 25
+"""How long open streams may go on after SIGTERM; what is left then gets an error as its last event."""
+
+PROBE = ["GET", "HEAD"]
+
+ROUTES: list[BaseRoute] = [
+    Route("/health", status.health, methods=PROBE),
+    Route("/v1/health", status.health, methods=PROBE),
+    Route("/ready", status.ready, methods=PROBE),
+    Route("/live", status.live, methods=PROBE),
+    Route("/v1/models", status.models, methods=["GET"]),
+    Route("/models", status.models, methods=["GET"]),
+    Route("/slots", status.slots, methods=["GET"]),
+    Route("/completion", llamacpp.completion, methods=["POST"]),
+    Route("/completions", llamacpp.completion, methods=["POST"]),
+    Route("/v1/completions", openai.completions, methods=["POST"]),
+    Route("/v1/chat/completions", openai.chat_completions, methods=["POST"]),
+    Route("/chat/completions", openai.chat_completions, methods=["POST"]),
+    Route("/v1/embeddings", openai.embeddings, methods=["POST"]),
+    Route("/v1/jobs", jobs.create, methods=["POST"]),
+    Route("/v1/jobs/{job_id}", jobs.show, methods=["GET"]),
+    Route("/v1/jobs/{job_id}/cancel", jobs.cancel, methods=["POST"]),
+    Route("/v1/jobs/{job_id}/events", jobs.events, methods=["GET"]),
+]
+
+
+def create_app(settings: ApiSettings) -> FastAPI:
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Any]]:
+        async with open_bus(settings, name="api") as bus, asyncio.TaskGroup() as tasks:
+            fleet = Fleet(bus)
+            await fleet.look()
+            watch = tasks.create_task(fleet.watch())
+            yield {"context": Context(bus, fleet, settings, tasks.create_task)}
+            watch.cancel()
+
+    app = FastAPI(
+        title="slotstream",
+        routes=ROUTES,
+        lifespan=lifespan,
+        redirect_slashes=False,
+        openapi_url=None,
+        exception_handlers={SlotstreamError: on_error, HTTPException: on_error},
+    )
+    app.add_middleware(Access, keys=Keys(settings.api_keys))
+    return app
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`slotstream api`. 0 after a stop that was asked for, 2 when a setting will not do."""
+    settings = ApiSettings.from_command_line(
+        sys.argv[1:] if argv is None else argv,
+        prog="slotstream api",
+        description="The HTTP API: makes jobs of requests and relays what they say.",
+    )
+    telemetry.configure(settings.log_level, settings.log_format, "api")
+    try:
+        with _listen(settings) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_serve(settings, listener))
+    except ConfigError as error:
+        print(f"slotstream api: {error}", file=sys.stderr)
+        return 2
+
+
+def _listen(settings: ApiSettings) -> socket.socket:
+    """Bound here, so that the port is known, and a taken one is a sentence. Raises ConfigError."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        listener.close()
+        reason = error.strerror or error
+        raise ConfigError(f"cannot listen on {settings.host} port {settings.port}: {reason}") from None
+    return listener
+
+
+async def _serve(settings: ApiSettings, listener: socket.socket) -> int:
+    async with open_bus(settings, name="api") as bus:
+        try:
+            await bus.check_server()
+        except BusUnavailable as error:
+            log.warning("starting without the queue's server", reason=error.message)
+    host, port = listener.getsockname()[:2]
+    config = uvicorn.Config(
+        create_app(settings),
+        loop="uvloop",
+        http="httptools",
+        lifespan="on",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=SHUTDOWN_S,
+    )
+    server = Server(config, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+    await server.serve(sockets=[listener])
+    return 0 if server.started else 1
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, that says in one line where it can be reached and lets the process end with a code of its own."""
+
+    def __init__(self, config: uvicorn.Config, url: str) -> None:
+        super().__init__(config)
+        self._url = url
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            print(f"slotstream api: listening on {self._url}", flush=True)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn raises the signal again when all is done, and the process would die of it."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        yield
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)

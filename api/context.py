@@ -1,0 +1,46 @@
+"""What every route works with, and how a request comes by it. Opened and closed by the app."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.fleet import Fleet
+from api.schemas.strict import to_json
+from shared.bus import Bus
+from shared.settings import ApiSettings
+
+STOPPING = "The server is shutting down"
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    bus: Bus
+    fleet: Fleet
+    settings: ApiSettings
+    spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+    """Runs what must outlive a request; the app waits for it before it closes the bus. It must not raise."""
+
+    @property
+    def max_body(self) -> int:
+        """Bytes."""
+        return int(self.settings.max_body_mb * 1_000_000)
+
+
+def context_of(request: Request) -> Context:
+    context: Context = request.state.context
+    return context
+
+
+def tenant_of(request: Request) -> str:
+    tenant: str = request.state.tenant
+    return tenant
+
+
+def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(to_json(value), status, headers, media_type="application/json; charset=utf-8")

@@ -1,0 +1,114 @@
+"""How errors look over HTTP: one table from error class to status and type. Knows no route and no Redis.
+
+The body is llama.cpp's, `{"error": {"code", "message", "type"}}` with the HTTP status as `code`; paths of the OpenAI
+family add `param`, the field at fault or null.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Scope
+
+from api.schemas.strict import to_json
+from shared import errors
+
+
+class Problem(NamedTuple):
+    status: int
+    type: str
+
+
+TABLE: dict[type[errors.SlotstreamError], Problem] = {
+    errors.SlotstreamError: Problem(500, "server_error"),
+    errors.Rejected: Problem(400, "invalid_request_error"),
+    errors.InvalidRequest: Problem(400, "invalid_request_error"),
+    errors.PromptTooLong: Problem(400, "exceed_context_size_error"),
+    errors.Unauthenticated: Problem(401, "authentication_error"),
+    errors.UnknownModel: Problem(404, "model_not_found"),
+    errors.UnknownJob: Problem(404, "not_found_error"),
+    errors.NotSupported: Problem(501, "not_supported_error"),
+    errors.IdempotencyConflict: Problem(409, "idempotency_conflict"),
+    errors.Unavailable: Problem(503, "unavailable_error"),
+    errors.QueueFull: Problem(429, "rate_limit_error"),
+    errors.NotReady: Problem(503, "unavailable_error"),
+    errors.BusUnavailable: Problem(503, "unavailable_error"),
+    errors.Ended: Problem(500, "server_error"),
+    # 499 is nginx's "client closed request": no standard status says it, and clients retry 409 and all 5xx.
+    errors.Cancelled: Problem(499, "cancelled_error"),
+    errors.Expired: Problem(504, "timeout_error"),
+    errors.WorkerDied: Problem(500, "server_error"),
+    errors.EngineFailed: Problem(500, "server_error"),
+}
+
+BY_STATUS: dict[int, Problem] = {
+    404: Problem(404, "not_found_error"),
+    405: Problem(405, "invalid_request_error"),
+    413: Problem(413, "invalid_request_error"),
+}
+"""Problems that HTTP itself has, before any job is thought of."""
+
+_OPENAI_PATHS = ("/v1/", "/chat/")
+
+
+def has_param(path: str) -> bool:
+    """Whether errors under this path tell the field at fault in a key of its own."""
+    return path.startswith(_OPENAI_PATHS)
+
+
+def problem_of(error: Exception) -> Problem:
+    """The row of an error; a class that is not ours is a fault of the server."""
+    if isinstance(error, HTTPException):
+        return BY_STATUS.get(error.status_code, Problem(error.status_code, "invalid_request_error"))
+    for cls in type(error).__mro__:
+        if cls in TABLE:
+            return TABLE[cls]
+    return TABLE[errors.SlotstreamError]
+
+
+def body_of(error: Exception, *, with_param: bool = False) -> dict[str, Any]:
+    """The error object. What a bug says stays in the log."""
+    problem = problem_of(error)
+    described: dict[str, Any] = {
+        "code": problem.status,
+        "message": _message(error),
+        "type": problem.type,
+    }
+    if isinstance(error, errors.PromptTooLong):
+        described |= {"n_prompt_tokens": error.n_prompt_tokens, "n_ctx": error.n_ctx}
+    if with_param:
+        described["param"] = error.param if isinstance(error, errors.SlotstreamError) else None
+    return {"error": described}
+
+
+def response_to(error: Exception, scope: Scope) -> Response:
+    """The whole answer, with `Retry-After` where waiting helps."""
+    problem = problem_of(error)
+    headers: dict[str, str] = dict(getattr(error, "headers", None) or {})
+    if isinstance(error, errors.Unavailable):
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, errors.Unauthenticated):
+        headers["WWW-Authenticate"] = "Bearer"
+    return Response(
+        to_json(body_of(error, with_param=has_param(scope["path"]))),
+        problem.status,
+        headers,
+        media_type="application/json; charset=utf-8",
+    )
+
+
+async def on_error(request: Request, error: Exception) -> Response:
+    """Starlette's handler for our tree and for HTTP's own errors."""
+    return response_to(error, request.scope)
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, errors.SlotstreamError):
+        return error.message
+    if isinstance(error, HTTPException):
+        return "File Not Found" if error.status_code == 404 else error.detail
+    return "Internal server error"

@@ -1,0 +1,192 @@
+"""The jobs API: work that does not care who listens, and a stream that anyone may join and leave.
+
+Nothing here cancels a job but the request to cancel it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from api import sse
+from api.access import read_body
+from api.context import Context, context_of, json_response, tenant_of
+from api.relay import Departure, Stream
+from api.schemas.ask import Heard
+from api.schemas.jobs import ENDPOINTS, JobFields, job_json
+from api.schemas.strict import bad_field, read
+from shared.bus import Reader
+from shared.errors import InvalidRequest, NotSupported, UnknownJob
+from shared.events import Finished, Tokens
+from shared.jobs import Job, JobRecord, partition_of
+
+MAX_IDEMPOTENCY_KEY = 255
+_EVENT_NUMBER = re.compile(r"[0-9]{1,15}", re.ASCII)
+
+
+async def create(request: Request) -> Response:
+    """202 with the new job; 200 with the old one when its idempotency key is used again."""
+    context, tenant = context_of(request), tenant_of(request)
+    key = _idempotency_key(request)
+    fields = read(JobFields, await read_body(request, context.max_body))
+    job = await _job(context, tenant, fields, key)
+    receipt = await context.bus.queue.enqueue(job, idempotency_key=key)
+    record = await _record(context, tenant, receipt.job_id)
+    return _job_response(record, 202 if receipt.is_new else 200)
+
+
+async def show(request: Request) -> Response:
+    record = await _record(context_of(request), tenant_of(request), request.path_params["job_id"])
+    return _job_response(record)
+
+
+async def cancel(request: Request) -> Response:
+    """The job as it is now: cancelled, about to be, or as it had ended already."""
+    context, tenant = context_of(request), tenant_of(request)
+    record = await _record(context, tenant, request.path_params["job_id"])
+    return _job_response(await context.bus.queue.cancel(record.id))
+
+
+async def events(request: Request) -> ASGIApp:
+    context, tenant = context_of(request), tenant_of(request)
+    after = _after(request)
+    record = await _record(context, tenant, request.path_params["job_id"])
+    return EventsResponse(context, record, after)
+
+
+class EventsResponse:
+    """A job's events from a number on, until it ends or the reader goes."""
+
+    def __init__(self, context: Context, record: JobRecord, after: int) -> None:
+        self._context = context
+        self._record = record
+        self._after = after
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {"X-Job-Id": self._record.id}
+        keep_alive_s = self._context.settings.keep_alive_s
+        follow = self._context.bus.log.follow(self._record.id, after=self._after)
+        async with follow as reader, Departure(receive):
+            events = JobEvents(self._context, self._record, reader)
+            first = await events.next(0)
+            if events.is_over and first is not None and (first.number or 0) <= self._after:
+                # The end was seen already. 204 is what keeps a browser's EventSource from coming again.
+                await Response(status_code=204, headers=headers)(scope, receive, send)
+            else:
+                await Stream(events, headers, keep_alive_s).run(events, send, [first] if first else [])
+
+
+class JobEvents:
+    """One durable job, both as what is followed and as how it looks: one event for each number of its log."""
+
+    def __init__(self, context: Context, record: JobRecord, reader: Reader) -> None:
+        self._queue = context.bus.queue
+        self._record = record
+        self._reader = reader
+        self.is_over = False
+
+    async def next(self, timeout_s: float) -> Heard | None:
+        """Only what has a number."""
+        while (said := await self._reader.next(timeout_s)) is not None:
+            if isinstance(said.event, Finished):
+                self.is_over = True
+                self._record = await self._queue.record(self._record.id) or self._record
+            if said.number is not None:
+                return Heard(0, said.number, said.event)
+        return None
+
+    def say(self, heard: Heard) -> bytes:
+        match heard:
+            case Heard(number=int(number), event=Tokens(text=text, index=index)):
+                return sse.event(number, "token", {"text": text, "index": index})
+            case Heard(number=int(number), event=Finished(status=status)):
+                name = "done" if status == "succeeded" else "error"
+                return sse.event(number, name, job_json(self._record))
+        return b""
+
+    def end(self) -> bytes:
+        return b""
+
+    def failed(self, error: Exception) -> bytes:
+        """Nothing that could be taken for the job's own end: the reader comes again with the last id it has."""
+        return b": interrupted\n\n"
+
+    def body(self, endings: Sequence[Finished]) -> Any:
+        raise AssertionError("events are only streamed")
+
+
+async def _job(context: Context, tenant: str, fields: JobFields, key: str | None) -> Job:
+    if fields.endpoint not in ENDPOINTS:
+        raise bad_field("endpoint", f"must be one of {', '.join(ENDPOINTS)}")
+    if fields.webhook is not None:
+        raise NotSupported("Field 'webhook': this build does not support it", param="webhook")
+    try:
+        ask = ENDPOINTS[fields.endpoint](fields.body)
+    except InvalidRequest as error:
+        raise InvalidRequest(error.message, param=_inner(error.param)) from None
+    except NotSupported as error:
+        raise NotSupported(error.message, param=_inner(error.param)) from None
+    if ask.is_stream:
+        raise bad_field("body.stream", "a job is streamed by its events")
+    if len(ask.requests) > 1:
+        raise bad_field("body.prompt", "a job has one prompt")
+    return Job(
+        id=context.bus.queue.new_job_id(key, tenant),
+        model=await context.fleet.resolve(ask.model),
+        request=ask.requests[0],
+        lane=fields.priority,
+        tenant=tenant,
+        deadline_s=fields.deadline_s or context.settings.job_deadline_s,
+        endpoint=fields.endpoint,
+        is_durable=True,
+        body=json.dumps(fields.body, ensure_ascii=False, separators=(",", ":")),
+        metadata=fields.metadata,
+    )
+
+
+def _inner(param: str | None) -> str | None:
+    return None if param is None else f"body.{param}"
+
+
+async def _record(context: Context, tenant: str, job_id: str) -> JobRecord:
+    """Raises UnknownJob for another tenant's job exactly as for none."""
+    try:
+        partition_of(job_id)
+    except ValueError:
+        record = None
+    else:
+        record = await context.bus.queue.record(job_id)
+    if record is None or record.tenant != tenant:
+        raise UnknownJob("There is no such job")
+    return record
+
+
+def _job_response(record: JobRecord, status: int = 200) -> Response:
+    return json_response(job_json(record), status, {"X-Job-Id": record.id})
+
+
+def _idempotency_key(request: Request) -> str | None:
+    key = request.headers.get("idempotency-key")
+    if key is None:
+        return None
+    if not (0 < len(key) <= MAX_IDEMPOTENCY_KEY and key.isascii() and key.isprintable()):
+        raise InvalidRequest(
+            f"The Idempotency-Key header must be 1 to {MAX_IDEMPOTENCY_KEY} printable ASCII characters"
+        )
+    return key
+
+
+def _after(request: Request) -> int:
+    """The event after which to go on. The header is what a reconnecting reader updates, so it comes first."""
+    given = request.headers.get("last-event-id", request.query_params.get("starting_after"))
+    if given is None:
+        return 0
+    if not _EVENT_NUMBER.fullmatch(given):
+        raise InvalidRequest("Last-Event-ID and starting_after must be the number of an event")
+    return int(given)

@@ -1,0 +1,167 @@
+"""Who is alive and what is served, without a key where a load balancer asks. Never waits for a worker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.context import context_of, json_response
+from api.fleet import Fleet, State
+from api.problems import body_of, response_to
+from shared.bus import ModelCard, SlotState, WorkerState
+from shared.errors import BusUnavailable, NotReady, SlotstreamError
+
+QUICK_LOOK_S = 0.05
+"""A probe must be answered at once, so a second look at Redis may not take longer."""
+
+_FAULTS: dict[State, SlotstreamError] = {
+    "loading model": NotReady("Loading model"),
+    "no worker": NotReady("No worker is ready"),
+    "redis unavailable": BusUnavailable("Redis cannot be reached"),
+}
+
+
+async def live(request: Request) -> Response:
+    return json_response({"status": "ok"})
+
+
+async def ready(request: Request) -> Response:
+    """Whether jobs are taken; that needs Redis, but no worker, else a fleet could not start from none."""
+    fleet = context_of(request).fleet
+    if fleet.is_bus_away:
+        await fleet.look(QUICK_LOOK_S)
+    return _fault("redis unavailable") if fleet.is_bus_away else json_response({"status": "ok"})
+
+
+async def health(request: Request) -> Response:
+    """llama.cpp's, old and new: `?include_slots` adds the slots, `?fail_on_no_slot` makes a full house a 503."""
+    fleet = context_of(request).fleet
+    if fleet.state != "ok":
+        await fleet.look(QUICK_LOOK_S)
+    if fleet.state != "ok":
+        return _fault(fleet.state)
+    n_slots = len(fleet.slots())
+    n_idle = _idle(fleet)
+    is_full = n_idle == 0 and "fail_on_no_slot" in request.query_params
+    body: dict[str, Any] = {
+        "status": "no slot available" if is_full else "ok",
+        "slots_idle": n_idle,
+        "slots_processing": n_slots - n_idle,
+    }
+    if "include_slots" in request.query_params:
+        body["slots"] = _slots_json(fleet)
+    return json_response(body, 503 if is_full else 200, {"Retry-After": "1"} if is_full else None)
+
+
+async def slots(request: Request) -> Response:
+    fleet = context_of(request).fleet
+    await fleet.look()
+    if fleet.is_bus_away:
+        return response_to(_FAULTS["redis unavailable"], request.scope)
+    if "fail_on_no_slot" in request.query_params and _idle(fleet) == 0:
+        return response_to(NotReady("no slot available"), request.scope)
+    return json_response(_slots_json(fleet))
+
+
+async def models(request: Request) -> Response:
+    """Those served now; while no worker is there, those that jobs may be left for."""
+    fleet = context_of(request).fleet
+    if not fleet.serving():
+        await fleet.look()
+    if not fleet.serving() and fleet.is_bus_away:
+        return response_to(_FAULTS["redis unavailable"], request.scope)
+    cards = sorted(fleet.serving().values(), key=lambda card: card.name)
+    started_at = {
+        worker.model.name: int(worker.started_at)
+        for worker in sorted(fleet.workers, key=lambda worker: -worker.started_at)
+    }
+    return json_response(
+        {
+            "object": "list",
+            "data": [_model_json(card, started_at.get(card.name, 0)) for card in cards],
+            "models": [_ollama_json(card) for card in cards],
+        }
+    )
+
+
+def _fault(state: State) -> Response:
+    error = _FAULTS[state]
+    return json_response({"status": state} | body_of(error), 503, {"Retry-After": "1"})
+
+
+def _idle(fleet: Fleet) -> int:
+    return sum(not slot.is_processing for worker, slot in fleet.slots() if worker.status == "ready")
+
+
+def _slots_json(fleet: Fleet) -> list[dict[str, Any]]:
+    return [_slot_json(number, worker, slot) for number, (worker, slot) in enumerate(fleet.slots())]
+
+
+def _slot_json(number: int, worker: WorkerState, slot: SlotState) -> dict[str, Any]:
+    """No text and no job of anybody: whoever may see slots may not see others' work."""
+    return {
+        "id": number,
+        "worker": worker.id,
+        "worker_slot": slot.id,
+        "model": worker.model.name,
+        "n_ctx": slot.n_ctx,
+        "speculative": False,
+        "is_processing": slot.is_processing,
+        "state": int(slot.is_processing),
+        "n_prompt_tokens": slot.n_prompt_tokens,
+        "n_prompt_tokens_processed": slot.n_prompt_tokens_processed,
+        "n_prompt_tokens_cache": slot.n_prompt_tokens_cache,
+        "next_token": [
+            {
+                "has_next_token": slot.is_processing,
+                "n_remain": slot.n_remain,
+                "n_decoded": slot.n_decoded,
+            }
+        ],
+    }
+
+
+def _model_json(card: ModelCard, created: int) -> dict[str, Any]:
+    return {
+        "id": card.name,
+        "aliases": [card.name],
+        "tags": [],
+        "object": "model",
+        "created": created,
+        "owned_by": "llamacpp",
+        "meta": {
+            "vocab_type": card.vocab_type,
+            "n_vocab": card.n_vocab,
+            "n_ctx": card.n_ctx,
+            "n_ctx_train": card.n_ctx_train,
+            "n_embd": card.n_embd,
+            "n_params": card.n_params,
+            "size": card.size,
+            "ftype": card.ftype,
+        },
+    }
+
+
+def _ollama_json(card: ModelCard) -> dict[str, Any]:
+    return {
+        "name": card.name,
+        "model": card.name,
+        "modified_at": "",
+        "size": str(card.size),
+        "digest": "",
+        "type": "model",
+        "description": card.description,
+        "tags": [""],
+        "capabilities": ["completion"],
+        "parameters": "",
+        "details": {
+            "parent_model": "",
+            "format": "gguf",
+            "family": "",
+            "families": [""],
+            "parameter_size": "",
+            "quantization_level": "",
+        },
+    }

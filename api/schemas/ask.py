@@ -1,0 +1,58 @@
+"""What a client asked, whatever family it speaks, and how that family wants to be answered. Knows no HTTP.
+
+A family's file turns client JSON into an `Ask`; the relay makes jobs of its requests and tells its `Shape` what they
+say. One request may be several jobs (an array of prompts): `place` is a job's place among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from shared.events import Event, Finished
+from shared.jobs import Lane, Request
+
+
+class Heard(NamedTuple):
+    """One thing that one of the jobs said; `number` is its event id, None for what is not kept in a log."""
+
+    place: int
+    number: int | None
+    event: Event
+
+
+class Origin(NamedTuple):
+    """What an answer tells of the jobs behind it, the same however often it is rendered."""
+
+    job_id: str
+    """Of the first job."""
+    model: str
+    created: int
+    """Unix seconds."""
+
+
+class Shape(Protocol):
+    """One answer of one family. Made per answer, it may remember what was said so far."""
+
+    def say(self, heard: Heard) -> bytes:
+        """The stream's events for what was heard, or nothing. A synchronous answer hears of no failure here."""
+
+    def end(self) -> bytes:
+        """What follows when every job has finished."""
+
+    def failed(self, error: Exception) -> bytes:
+        """The last event of a stream that cannot go on."""
+
+    def body(self, endings: Sequence[Finished]) -> Any:
+        """The whole answer as JSON values, from successful endings in the order of the requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    requests: tuple[Request, ...]
+    shape: Callable[[Origin], Shape]
+    model: str | None = None
+    lane: Lane | None = None
+    """None when the client does not say."""
+    is_stream: bool = False

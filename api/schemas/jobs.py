@@ -1,0 +1,99 @@
+"""The jobs API's own JSON: what makes a job, how a job looks, and what its events look like.
+
+A job's result is the body its endpoint would have answered, rendered anew from the client's JSON and the stored
+ending each time it is read; everything in it is a function of the record, so that two reads are equal.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from pydantic import Field, StringConstraints
+
+from api.problems import body_of
+from api.schemas import llamacpp, openai
+from api.schemas.answers import answers_of, embedding_usage_json, failure_of, usage_json, vectors_of
+from api.schemas.ask import Ask, Origin
+from api.schemas.strict import OwnFields
+from shared.events import Finished
+from shared.jobs import JobRecord, JobStatus, Lane
+
+ENDPOINTS: dict[str, Callable[[dict[str, Any]], Ask]] = {
+    "/completion": llamacpp.completion,
+    "/completions": llamacpp.completion,
+    "/v1/completions": openai.completions,
+    "/v1/chat/completions": openai.chat,
+    "/chat/completions": openai.chat,
+    "/v1/embeddings": openai.embeddings,
+}
+"""Every path that a job can stand for, with what reads its body."""
+
+MAX_DEADLINE_S = 30 * 86400.0
+
+Metadata = dict[
+    Annotated[str, StringConstraints(min_length=1, max_length=64)],
+    Annotated[str, StringConstraints(max_length=512)],
+]
+
+
+class JobFields(OwnFields):
+    """The body of `POST /v1/jobs`."""
+
+    endpoint: str
+    body: dict[str, Any]
+    priority: Lane = Field(Lane.BULK, strict=False)
+    deadline_s: float | None = Field(None, gt=0, le=MAX_DEADLINE_S)
+    webhook: dict[str, Any] | None = None
+    metadata: Metadata = Field({}, max_length=16)
+
+
+def job_json(record: JobRecord) -> dict[str, Any]:
+    finished = record.finished
+    is_answered = finished is not None and record.status is JobStatus.SUCCEEDED
+    return {
+        "id": record.id,
+        "object": "job",
+        "status": record.status.value,
+        "endpoint": record.endpoint,
+        "model": record.model,
+        "priority": record.lane.value,
+        "created_at": int(record.created_at),
+        "started_at": _seconds(record.started_at),
+        "ended_at": _seconds(record.ended_at),
+        "deadline_at": int(record.deadline_at),
+        "attempts": record.attempts,
+        "position": record.position,
+        "eta_s": record.eta_s,
+        "usage": _usage(finished) if finished is not None and is_answered else None,
+        "result": _result(record, finished) if finished is not None and is_answered else None,
+        "error": _error(finished) if finished is not None else None,
+        "metadata": record.metadata,
+    }
+
+
+def _seconds(time: float | None) -> int | None:
+    return None if time is None else int(time)
+
+
+def _usage(finished: Finished) -> dict[str, Any]:
+    vectors = vectors_of(finished)
+    return embedding_usage_json(vectors) if vectors else usage_json(answers_of([finished]))
+
+
+def _result(record: JobRecord, finished: Finished) -> Any:
+    """None for a job that nobody keeps a body of: its answer went to the client that waited."""
+    if record.body is None:
+        return None
+    ask = ENDPOINTS[record.endpoint](json.loads(record.body))
+    origin = Origin(record.id, record.model, int(record.created_at))
+    return ask.shape(origin).body([finished])
+
+
+def _error(finished: Finished) -> dict[str, Any] | None:
+    failure = failure_of(finished)
+    if failure is None:
+        return None
+    described: dict[str, Any] = body_of(failure, with_param=True)["error"]
+    return described

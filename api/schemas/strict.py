@@ -1,0 +1,133 @@
+"""JSON, strictly both ways, and the base of all models of a client's JSON. Knows no field of any API.
+
+Python's reader takes NaN, turns 1e400 into infinity and lets lone surrogates through; each would fail much later,
+in Redis, in a worker or in C. So they are refused here, with deep nesting, before anything else sees them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any, NoReturn, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from shared.errors import InvalidRequest
+
+MAX_DEPTH = 64
+"""Nesting that is let through: far beyond any request, far below where the readers behind us give up."""
+
+MAX_DIGITS = 40
+"""Digits of an integer that is let through to its field, which then says its own bounds."""
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def to_json(value: Any) -> bytes:
+    """Compact UTF-8. ValueError for NaN and infinities, which no client of ours must ever see."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def parse_object(raw: bytes) -> dict[str, Any]:
+    """A client's JSON object; of duplicate keys the last one counts. Raises InvalidRequest."""
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        raise InvalidRequest("The body is not valid UTF-8") from None
+    try:
+        value = json.loads(text, parse_constant=_refuse, parse_float=_finite, parse_int=_bounded)
+    except json.JSONDecodeError as error:
+        raise InvalidRequest(f"The body is not valid JSON: {error.msg} at character {error.pos}") from None
+    except RecursionError:
+        raise InvalidRequest("The body is nested too deeply") from None
+    if not isinstance(value, dict):
+        raise InvalidRequest("The body must be a JSON object")
+    if text.count("[") + text.count("{") > MAX_DEPTH:
+        _check_depth(value)
+    if _SURROGATE.search(text):
+        _check_text(value)
+    return value
+
+
+def _refuse(name: str) -> NoReturn:
+    raise InvalidRequest(f"The body is not valid JSON: {name} is not a JSON number")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise InvalidRequest("The body has a number that is out of range")
+    return number
+
+
+def _bounded(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise InvalidRequest("The body has a number that is out of range")
+    return int(digits)
+
+
+def _check_depth(value: dict[str, Any]) -> None:
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for item in level
+            for child in (item.values() if isinstance(item, dict) else item)
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return
+    raise InvalidRequest("The body is nested too deeply")
+
+
+def _check_text(value: dict[str, Any]) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest("The body has a lone surrogate, which is not text") from None
+
+
+class ClientFields(BaseModel):
+    """Fields of a client's JSON: no type is converted, null means absent, unknown fields are let through."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, fields: Any) -> Any:
+        if isinstance(fields, dict):
+            return {name: value for name, value in fields.items() if value is not None}
+        return fields
+
+
+class OwnFields(ClientFields):
+    """The same for paths that are ours alone, where an unknown field is a mistake worth telling."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+Fields = TypeVar("Fields", bound=ClientFields)
+
+
+def read(model: type[Fields], fields: dict[str, Any]) -> Fields:
+    """The typed form of `fields`. Raises InvalidRequest that names the first field at fault."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        name = _path(first["loc"])
+        reason = first["msg"].removeprefix("Value error, ")
+        raise InvalidRequest(f"Field '{name}': {reason}", param=name) from None
+
+
+def bad_field(name: str, reason: str) -> InvalidRequest:
+    """The error of a field that a model cannot judge alone."""
+    return InvalidRequest(f"Field '{name}': {reason}", param=name)
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    path = ""
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path

@@ -1,0 +1,38 @@
+"""A request that waits for its answer: client JSON in, jobs made, their response out. The same for every family."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from api.access import read_body
+from api.context import context_of, tenant_of
+from api.relay import JobResponse
+from api.schemas.ask import Ask, Origin
+from shared.jobs import Job, Lane
+
+
+async def answer(request: Request, read: Callable[[dict[str, Any]], Ask]) -> ASGIApp:
+    """Everything that can be refused without a worker is refused before anything is queued."""
+    context = context_of(request)
+    ask = read(await read_body(request, context.max_body))
+    model = await context.fleet.resolve(ask.model)
+    tenant = tenant_of(request)
+    jobs = [
+        Job(
+            id=context.bus.queue.new_job_id(None, tenant),
+            model=model,
+            request=wanted,
+            lane=ask.lane or Lane.INTERACTIVE,
+            tenant=tenant,
+            deadline_s=context.settings.deadline_s,
+            endpoint=request.url.path,
+        )
+        for wanted in ask.requests
+    ]
+    origin = Origin(jobs[0].id, model, int(time.time()))
+    return JobResponse(context, jobs, ask.shape(origin), is_stream=ask.is_stream)

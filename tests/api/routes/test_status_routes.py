@@ -1,0 +1,143 @@
+"""Health, readiness, models and slots."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from shared.bus import Bus, open_bus
+from shared.errors import BusUnavailable
+from shared.settings import ApiSettings
+from tests.api.conftest import Api, RedisProcess, serve
+from tests.api.scripted_worker import ScriptedWorker
+
+
+async def test_a_served_model_is_healthy(api: Api) -> None:
+    for path in ("/health", "/v1/health"):
+        response = await api.client.get(path)
+        assert response.status_code == 200
+        assert response.json() == {"status": "ok", "slots_idle": 4, "slots_processing": 0}
+    assert len((await api.client.get("/health?include_slots=1")).json()["slots"]) == 4
+
+
+async def test_without_a_worker_there_is_no_health_but_readiness(settings: ApiSettings) -> None:
+    async with serve(settings) as api:
+        response = await api.client.get("/health")
+        assert response.status_code == 503 and "retry-after" in response.headers
+        assert response.json()["status"] == "no worker"
+        assert response.json()["error"]["type"] == "unavailable_error"
+        assert (await api.client.get("/ready")).status_code == 200
+        assert (await api.client.get("/live")).status_code == 200
+
+
+async def test_a_loading_model_is_told(settings: ApiSettings, bus: Bus) -> None:
+    await ScriptedWorker(bus).announce("loading")
+    async with serve(settings) as api:
+        response = await api.client.get("/health")
+    assert response.status_code == 503
+    assert response.json()["error"]["message"] == "Loading model"
+
+
+async def test_nobody_can_work_for_a_server_that_never_had_a_model(settings: ApiSettings) -> None:
+    async with serve(settings) as api:
+        response = await api.client.post("/completion", json={"prompt": "say a"})
+    assert response.status_code == 503
+    assert response.json()["error"]["message"] == "No worker has served a model yet"
+    assert int(response.headers["retry-after"]) >= 1
+
+
+async def test_health_is_quick_and_comes_back_when_redis_does() -> None:
+    with tempfile.TemporaryDirectory(prefix="ss") as folder, RedisProcess(Path(folder)) as redis:
+        settings = ApiSettings(redis_url=SecretStr(redis.url))
+        async with (
+            serve(settings) as api,
+            open_bus(settings, name="test") as bus,
+            ScriptedWorker(bus) as worker,
+        ):
+            assert (await api.client.get("/health")).status_code == 200
+            redis.stop()
+            await until_health(api, 503)
+            started = time.monotonic()
+            response = await api.client.get("/health")
+            assert time.monotonic() - started < 0.5
+            assert response.json()["status"] == "redis unavailable"
+            assert (await api.client.get("/ready")).status_code == 503
+            assert (await api.client.get("/live")).status_code == 200
+            asked = await api.client.post("/completion", json={"prompt": "say a"})
+            assert asked.status_code == 503 and "retry-after" in asked.headers
+            redis.start()
+            await until_health(api, 503, "no worker")
+            await back_again(worker)
+            await until_health(api, 200)
+            assert (await api.client.get("/ready")).status_code == 200
+
+
+async def back_again(worker: ScriptedWorker) -> None:
+    """A worker announces itself every few seconds; what fails once is said again."""
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                await worker.announce("ready")
+            except BusUnavailable:
+                continue
+            return
+
+
+async def until_health(api: Api, status: int, said: str | None = None) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            response = await api.client.get("/health")
+            if response.status_code == status and said in (None, response.json()["status"]):
+                return
+
+
+async def test_slots_are_numbered_over_workers(settings: ApiSettings, bus: Bus) -> None:
+    await ScriptedWorker(bus, worker_id="a", n_slots=2).announce("ready", n_busy=1)
+    await ScriptedWorker(bus, worker_id="b", n_slots=3).announce("ready")
+    async with serve(settings) as api:
+        slots = (await api.client.get("/slots")).json()
+        assert [slot["id"] for slot in slots] == [0, 1, 2, 3, 4]
+        assert [slot["is_processing"] for slot in slots] == [True, False, False, False, False]
+        assert [slot["worker"] for slot in slots] == ["a", "a", "b", "b", "b"]
+        assert slots[0]["next_token"][0]["n_remain"] == -1
+        assert (await api.client.get("/slots?fail_on_no_slot=1")).status_code == 200
+
+
+async def test_a_full_house_fails_when_asked_to(settings: ApiSettings, bus: Bus) -> None:
+    await ScriptedWorker(bus, n_slots=2).announce("ready", n_busy=2)
+    async with serve(settings) as api:
+        assert (await api.client.get("/slots")).status_code == 200
+        for path in ("/slots?fail_on_no_slot=1", "/health?fail_on_no_slot=1"):
+            response = await api.client.get(path)
+            assert response.status_code == 503 and "retry-after" in response.headers
+        assert (await api.client.get("/health")).json()["slots_idle"] == 0
+
+
+async def test_the_model_is_listed(api: Api) -> None:
+    for path in ("/v1/models", "/models"):
+        body = (await api.client.get(path)).json()
+        (model,) = body["data"]
+        assert (model["id"], model["object"], model["owned_by"]) == ("tiny", "model", "llamacpp")
+        assert model["meta"]["n_ctx_train"] == 64
+
+
+async def test_one_model_answers_to_any_name_and_several_only_to_theirs(
+    settings: ApiSettings, bus: Bus, worker: ScriptedWorker
+) -> None:
+    async with serve(settings) as api:
+        ask = {"prompt": "say a", "model": "gpt-4"}
+        assert (await api.client.post("/completion", json=ask)).json()["model"] == "tiny"
+        async with ScriptedWorker(bus, model="other", worker_id="w2") as other:
+            while len((await api.client.get("/v1/models")).json()["data"]) < 2:
+                await api.client.get("/slots")
+            for body in (ask, {"prompt": "say a"}):
+                response = await api.client.post("/v1/completions", json=body)
+                assert response.status_code == 404
+                assert response.json()["error"]["type"] == "model_not_found"
+                assert response.json()["error"]["param"] == "model"
+            named = await api.client.post("/completion", json={"prompt": "say a", "model": "other"})
+            assert named.json()["model"] == "other" and len(other.taken) == 1

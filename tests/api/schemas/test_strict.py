@@ -1,0 +1,97 @@
+"""Strict JSON in and out."""
+
+from __future__ import annotations
+
+import pytest
+
+from api.schemas.strict import MAX_DEPTH, OwnFields, parse_object, read, to_json
+from shared.errors import InvalidRequest
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{bad",
+        b"[1]",
+        b"null",
+        b'"x"',
+        b'{"a": NaN}',
+        b'{"a": Infinity}',
+        b'{"a": -Infinity}',
+        b'{"a": 1e400}',
+        b'{"a": -1e400}',
+        b'{"a": 1' + b"0" * 5000 + b"}",
+        b'{"a": "x\\ud800y"}',
+        b'{"a\\udfff": 1}',
+        b'{"a": ["\\ud83d", "\\ude00"]}',
+        b'{"a": "\xff"}',
+        b'\xef\xbb\xbf{"a": 1}',
+        b'{"a": ' + b"[" * 100_000,
+        b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"a": ' + b"[" * 500 + b"]" * 500 + b"}",
+        b'{"a": ' + b'{"b":' * 200 + b"1" + b"}" * 201,
+        b'{"a": 1} {"b": 2}',
+        b"{'a': 1}",
+    ],
+)
+def test_what_is_not_strict_json_is_refused(raw: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        parse_object(raw)
+
+
+def test_a_pair_of_surrogates_is_one_character() -> None:
+    assert parse_object(b'{"a": "\\ud83d\\ude00"}') == {"a": "😀"}
+
+
+def test_the_last_of_two_equal_keys_counts() -> None:
+    assert parse_object(b'{"a": 1, "a": 2}') == {"a": 2}
+
+
+def test_a_surrogate_in_a_forgotten_key_does_no_harm() -> None:
+    assert parse_object(b'{"a": "\\ud800", "a": "ok"}') == {"a": "ok"}
+
+
+def test_ordinary_nesting_is_let_through() -> None:
+    raw = b'{"a": ' + b"[" * (MAX_DEPTH - 2) + b"]" * (MAX_DEPTH - 2) + b"}"
+    assert parse_object(raw)
+    assert parse_object(b'{"a": [' + b",".join([b"[1]"] * 1000) + b"]}")
+
+
+def test_text_that_looks_like_a_surrogate_is_text() -> None:
+    assert parse_object(b'{"a": "\\\\ud800"}') == {"a": "\\ud800"}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_a_number_is_never_sent(value: float) -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        to_json({"a": value})
+
+
+def test_json_is_compact_utf8() -> None:
+    assert to_json({"a": ["é", "\u2028"]}) == '{"a":["é","\u2028"]}'.encode()
+
+
+class Own(OwnFields):
+    n: int = 1
+    inner: dict[str, str] = {}
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"n": True}, "n"),
+        ({"n": "3"}, "n"),
+        ({"n": 2.0}, "n"),
+        ({"m": 1}, "m"),
+        ({"inner": {"k": 5}}, "inner.k"),
+    ],
+)
+def test_the_first_bad_field_is_named(fields: dict[str, object], name: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"^Field '{name}': ") as caught:
+        read(Own, fields)
+    assert caught.value.param == name
+
+
+def test_null_is_absent() -> None:
+    assert read(Own, {"n": None}).n == 1

@@ -1,0 +1,221 @@
+"""A worker that does as its prompts say: a peer on the real bus, with a script instead of a model.
+
+`say a|b|c` speaks three tokens. `hold a|b` speaks one, waits for `go`, then speaks on. `shut a` says nothing at all,
+not even that it took the job, before `go`. `long` is refused as too long, `die a|b` ends as a job whose workers died.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections import defaultdict
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from shared.bus import Bus, Chunk, Claimed, ModelCard, SlotState, Verdict, Wanted, WorkerState
+from shared.errors import Cancelled, PromptTooLong, WorkerDied
+from shared.events import (
+    Accepted,
+    Answer,
+    Failure,
+    Finished,
+    Part,
+    StopType,
+    Timings,
+    Tokens,
+    Vector,
+)
+from shared.jobs import Chat, Completion, Embedding, Generation
+
+N_CTX = 64
+
+
+def card(name: str) -> ModelCard:
+    return ModelCard(
+        name=name,
+        path=f"{name}.gguf",
+        n_ctx=N_CTX,
+        n_ctx_train=N_CTX,
+        n_vocab=100,
+        n_embd=4,
+        n_params=1,
+        size=1,
+    )
+
+
+class ScriptedWorker:
+    def __init__(self, bus: Bus, *, model: str = "tiny", worker_id: str = "w1", n_slots: int = 4) -> None:
+        self.bus = bus
+        self.model = model
+        self.id = worker_id
+        self.n_slots = n_slots
+        self.go = asyncio.Event()
+        self.cancelled: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        """By job: set when the worker was told to stop."""
+        self.taken: list[str] = []
+        self._changed = asyncio.Condition()
+        self._running: dict[str, asyncio.Task[None]] = {}
+
+    async def __aenter__(self) -> Self:
+        await self.announce("ready")
+        self._pull = asyncio.create_task(self._listen())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        tasks = [self._pull, *self._running.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.bus.presence.leave(self.id)
+
+    async def announce(self, status: str, n_busy: int = 0) -> None:
+        state = {
+            "id": self.id,
+            "model": card(self.model),
+            "status": status,
+            "started_at": time.time(),
+            "slots": [SlotState(id=i, is_processing=i < n_busy, n_ctx=N_CTX) for i in range(self.n_slots)],
+            "n_slots": self.n_slots,
+            "host": "here",
+            "pid": 1,
+            "build": "b1",
+        }
+        await self.bus.presence.announce(WorkerState.model_validate(state), ttl_s=60)
+
+    async def has_taken(self, n_jobs: int) -> list[str]:
+        """Waits until so many jobs were claimed in all; their ids."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: len(self.taken) >= n_jobs)
+        return self.taken
+
+    async def is_idle(self) -> None:
+        """Waits until no job runs."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._running)
+
+    async def _listen(self) -> None:
+        async for wake in self.bus.queue.wakes(self.id, self.model):
+            if wake.kind == "cancel":
+                assert wake.job_id
+                self.cancelled[wake.job_id].set()
+            else:
+                await self._claim(sweep=wake.kind != "new")
+
+    async def _claim(self, *, sweep: bool = False) -> None:
+        free = self.n_slots - len(self._running)
+        for claimed in await self.bus.queue.claim(self.id, self.model, Wanted(1, free, free), sweep=sweep):
+            self._running[claimed.job.id] = asyncio.create_task(self._work(claimed))
+            async with self._changed:
+                self.taken.append(claimed.job.id)
+                self._changed.notify_all()
+
+    async def _work(self, claimed: Claimed) -> None:
+        performance = Performance(self, claimed)
+        finished = await performance.run()
+        await self.bus.queue.finish(claimed.lease, finished, performance.next_event)
+        del self._running[claimed.job.id]
+        async with self._changed:
+            self._changed.notify_all()
+        await self._claim()
+
+
+class Performance:
+    """One job from its claim to its ending."""
+
+    def __init__(self, worker: ScriptedWorker, claimed: Claimed) -> None:
+        self.worker = worker
+        self.claimed = claimed
+        self.next_event = 1
+        self.is_cancelled = False
+
+    async def run(self) -> Finished:
+        request = self.claimed.job.request
+        if isinstance(request, Embedding):
+            return Finished(status="succeeded", parts=tuple(map(vector, range(10**6), request.inputs)))
+        verb, _, text = prompt_of(request).partition(" ")
+        if verb == "long":
+            return failed(
+                PromptTooLong("the request exceeds the available context size", n_prompt_tokens=99, n_ctx=N_CTX)
+            )
+        if verb == "shut":
+            await self._wait_for_go()
+        await self._append(accepted=Accepted(prompt_tokens=7, n_ctx=N_CTX))
+        said = await self._speak(text.split("|"), holds=verb == "hold")
+        if self.is_cancelled:
+            return Finished(status="cancelled", failure=Failure.of(Cancelled("The job was cancelled")))
+        if verb == "die":
+            return failed(WorkerDied("its workers died"))
+        return Finished(status="succeeded", parts=(answer(request, said),))
+
+    async def _speak(self, words: list[str], *, holds: bool) -> list[str]:
+        said: list[str] = []
+        limit = self._limit(len(words))
+        for number, word in enumerate(words[:limit]):
+            if holds and number == 1:
+                await self._wait_for_go()
+            if self.is_cancelled:
+                break
+            await self._append(Tokens(ids=(number,), text=word))
+            said.append(word)
+        return said
+
+    def _limit(self, n_words: int) -> int:
+        request = self.claimed.job.request
+        assert isinstance(request, Generation)
+        return n_words if request.n_predict < 0 else min(n_words, request.n_predict)
+
+    async def _wait_for_go(self) -> None:
+        told = [
+            asyncio.create_task(self.worker.go.wait()),
+            asyncio.create_task(self.worker.cancelled[self.claimed.job.id].wait()),
+        ]
+        try:
+            await asyncio.wait(told, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in told:
+                task.cancel()
+        self.is_cancelled = self.worker.cancelled[self.claimed.job.id].is_set()
+
+    async def _append(self, *events: Tokens, accepted: Accepted | None = None) -> None:
+        chunk = Chunk(self.claimed.lease, self.next_event, events, accepted=accepted)
+        (verdict,) = await self.worker.bus.queue.append([chunk])
+        self.next_event += len(events)
+        if verdict is Verdict.CANCEL:
+            self.is_cancelled = True
+            self.worker.cancelled[self.claimed.job.id].set()
+
+
+def prompt_of(request: Completion | Chat) -> str:
+    if isinstance(request, Chat):
+        return str(request.messages[-1]["content"])
+    return request.prompt if isinstance(request.prompt, str) else f"say {request.prompt}"
+
+
+def failed(error: PromptTooLong | WorkerDied) -> Finished:
+    return Finished(status="failed", failure=Failure.of(error))
+
+
+def answer(request: Generation, said: list[str]) -> Answer:
+    is_cut = 0 <= request.n_predict <= len(said)
+    return Answer(
+        text="".join(said),
+        ids=tuple(range(len(said))),
+        prompt="the prompt",
+        prompt_tokens=7,
+        stop_type=StopType.LIMIT if is_cut else StopType.EOS,
+        id_slot=2,
+        seed=request.sampling.seed if request.sampling.seed is not None else 42,
+        timings=Timings(queue_ms=1.5, cache_n=3, prompt_n=4, prompt_ms=8.0, predicted_n=len(said), predicted_ms=10.0),
+    )
+
+
+def vector(index: int, prompt: object) -> Part:
+    """Of length 1, and a function of the input alone."""
+    digest = hashlib.sha256(repr(prompt).encode()).digest()[:4]
+    values = np.frombuffer(digest, dtype=np.uint8).astype(np.float32) + 1
+    return Vector.of(index, values / np.linalg.norm(values), prompt_tokens=len(str(prompt)))

@@ -1,0 +1,141 @@
+"""What stands around a relayed answer: the watch for a client that goes, and the wait for a worker's yes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from starlette.types import Message
+
+from api.relay import Departure, MadeJobs
+from api.schemas.ask import Heard
+from shared.errors import Cancelled, EngineFailed, Expired, SlotstreamError
+from shared.events import Accepted, Failure, Finished, Tokens
+from shared.jobs import Completion, Job
+
+
+class Client:
+    """Says nothing until it goes."""
+
+    def __init__(self) -> None:
+        self.gone = asyncio.Event()
+
+    async def receive(self) -> Message:
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+
+async def test_a_block_ends_without_an_error_when_its_client_goes() -> None:
+    client = Client()
+    async with Departure(client.receive):
+        client.gone.set()
+        await asyncio.Event().wait()
+    await asyncio.sleep(0)
+
+
+async def test_a_client_that_goes_at_the_end_hits_nothing_that_comes_after() -> None:
+    client = Client()
+
+    async def go_on() -> str:
+        async with Departure(client.receive):
+            client.gone.set()
+            for _ in range(2):
+                await asyncio.sleep(0)  # the watch sees it now, and cancels us in a moment
+        await asyncio.sleep(0)
+        return "went on"
+
+    for _ in range(3):
+        client.gone.clear()
+        assert await asyncio.create_task(go_on()) == "went on"
+
+
+async def test_somebody_elses_cancellation_goes_through() -> None:
+    entered = asyncio.Event()
+
+    async def block() -> None:
+        async with Departure(Client().receive):
+            entered.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(block())
+    await entered.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_an_error_of_the_block_goes_through() -> None:
+    with pytest.raises(KeyError):
+        async with Departure(Client().receive):
+            raise KeyError("x")
+
+
+def jobs(n_jobs: int, deadline_s: float = 60) -> list[Job]:
+    request = Completion(prompt="x")
+    return [Job(id=f"job_0_{i}", model="m", request=request, deadline_s=deadline_s) for i in range(n_jobs)]
+
+
+def source(said: Sequence[Heard], n_jobs: int = 1) -> MadeJobs:
+    script = iter(said)
+
+    async def hear(timeout_s: float) -> Heard | None:
+        return next(script, None)
+
+    return MadeJobs(jobs(n_jobs), hear)
+
+
+ACCEPTED = Accepted(prompt_tokens=1, n_ctx=2)
+TOKEN = Tokens(ids=(1,), text="a")
+DONE = Finished(status="succeeded")
+
+
+async def test_headers_wait_until_every_job_is_accepted() -> None:
+    said = [Heard(0, None, ACCEPTED), Heard(1, None, ACCEPTED), Heard(0, 1, TOKEN)]
+    assert await source(said, 2).settle(1) == said[:2]
+
+
+async def test_headers_wait_no_longer_than_for_the_first_token() -> None:
+    said = [Heard(0, None, ACCEPTED), Heard(0, 1, TOKEN), Heard(1, None, ACCEPTED)]
+    assert await source(said, 2).settle(1) == said[:2]
+
+
+async def test_headers_wait_no_longer_than_they_may() -> None:
+    assert await source([]).settle(1) == []
+    assert await source([Heard(0, None, ACCEPTED)]).settle(0) == []
+
+
+@pytest.mark.parametrize(
+    ("finished", "error"),
+    [
+        (Finished(status="cancelled"), Cancelled),
+        (Finished(status="expired"), Expired),
+        (Finished(status="failed"), EngineFailed),
+        (Finished(status="failed", failure=Failure.of(Expired("x"))), Expired),
+        (Finished(status="failed", failure=Failure(code="from the future", message="x")), SlotstreamError),
+    ],
+)
+async def test_an_ending_that_is_no_success_is_raised(finished: Finished, error: type[SlotstreamError]) -> None:
+    followed = source([Heard(0, 1, finished)])
+    with pytest.raises(error):
+        await followed.settle(1)
+    assert followed.is_over
+
+
+async def test_endings_come_in_the_order_of_the_jobs() -> None:
+    first, second = DONE, Finished(status="succeeded", worker="w2")
+    followed = source([Heard(1, 1, second), Heard(0, 1, TOKEN), Heard(0, 2, first)], 2)
+    assert await followed.endings() == [first, second]
+
+
+async def test_a_relay_gives_up_when_even_the_bus_forgets_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("api.relay.OVERTIME_S", 0.0)
+
+    async def hear(timeout_s: float) -> Heard | None:
+        await asyncio.sleep(timeout_s)
+        return None
+
+    followed = MadeJobs(jobs(1, deadline_s=0.05), hear)
+    with pytest.raises(Expired):
+        await followed.endings()
+    assert followed.running
