@@ -1,0 +1,289 @@
+"""`slotstream run IN.jsonl -o OUT.jsonl`: a bulk file from start to finish, resumable at any moment.
+
+This file is the story; its nouns are beside it: lines (`batchfile`), durable progress (`spool`, `runfolder`), the
+jobs API (`service`), a stack of its own (`stack`) and the display (`progress`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+
+from rich.console import Console
+
+from api.cli.batchfile import (
+    Ask,
+    BadInput,
+    BadLine,
+    LineChecker,
+    Survey,
+    answered,
+    idempotency_key,
+    read_lines,
+    refused,
+    survey,
+    unanswered,
+)
+from api.cli.progress import BarDisplay, Display, Meter, PlainDisplay, Snapshot, duration, shown
+from api.cli.runfolder import BadOutput, InputChanged, RunFolder
+from api.cli.service import JobView, Refusal, Service, ServiceLost
+from api.cli.signals import Interruption
+from api.cli.spool import ForeignPart, Ledger
+from api.cli.stack import Place, config_of, free_port, open_stack
+from api.cli.state import state_folder
+from api.cli.supervisor import ChildRefused
+from shared.settings import ConfigError, RunSettings
+
+PROG = "slotstream run"
+EXIT_SOME_FAILED, EXIT_NOT_RUN = 1, 2
+SYNC_S = 1.0
+TRIES_OF_A_LOST_JOB = 5
+OWN_HOST = "127.0.0.1"
+
+
+def run(argv: Sequence[str]) -> int:
+    settings = RunSettings.from_command_line(
+        argv, prog=PROG, description="Run a file of OpenAI batch lines; run it again to go on after a stop."
+    )
+    try:
+        return _run(settings, config_of(argv))
+    except (ConfigError, BadInput, BadOutput, InputChanged, ChildRefused, ServiceLost) as error:
+        _say(str(error))
+    except OSError as error:
+        _say(f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error))
+    return EXIT_NOT_RUN
+
+
+def _run(settings: RunSettings, config: dict[str, str]) -> int:
+    if not settings.url and not settings.model:
+        raise ConfigError("which model? Name a GGUF file with -m, try -m demo, or use a service with --url")
+    found = survey(settings.input)
+    with RunFolder.open(state_folder(settings.state_dir), settings.input, settings.output) as folder:
+        if not folder.begin(found, is_restart=settings.restart):
+            _say(f"{settings.output} is complete already; --restart does it again")
+            return 0
+        with _ledger(folder, found) as ledger:
+            bulk = BulkRun(folder, ledger, found)
+            if not ledger.is_complete:
+                exit_code = asyncio.run(_work(settings, config, folder, bulk))
+                if exit_code is not None:
+                    _say("stopped; the same command goes on from here")
+                    return exit_code
+            folder.finish(ledger)
+    print(bulk.summary(), flush=True)
+    return EXIT_SOME_FAILED if ledger.tally.failed else 0
+
+
+@contextmanager
+def _ledger(folder: RunFolder, found: Survey) -> Iterator[Ledger]:
+    try:
+        with Ledger(folder.part, folder.spool, n_lines=found.n_lines) as ledger:
+            yield ledger
+    except ForeignPart:
+        raise BadOutput(f"{folder.part} has more records than the input has lines; --restart starts over") from None
+
+
+async def _work(settings: RunSettings, config: dict[str, str], folder: RunFolder, bulk: BulkRun) -> int | None:
+    """Do what is left. Returns the exit code of an interruption, None when all is done."""
+    _allow_many_connections(settings.in_flight)
+    with Interruption(on_first=_tell_of_stop) as interruption:
+        if settings.url:
+            key = settings.api_key.get_secret_value() if settings.api_key else None
+            async with Service(settings.url, api_key=key) as service:
+                await service.check()
+                await bulk.work(service, settings.in_flight)
+        else:
+            await _work_on_own_stack(settings, config, folder, bulk, interruption)
+    return interruption.exit_code
+
+
+async def _work_on_own_stack(
+    settings: RunSettings,
+    config: dict[str, str],
+    folder: RunFolder,
+    bulk: BulkRun,
+    interruption: Interruption,
+) -> None:
+    logs = folder.fresh_logs()
+    place = Place(folder=folder.valkey, host=OWN_HOST, port=free_port(OWN_HOST), logs=logs)
+    extra = config | {"SLOTSTREAM_API_KEYS": "[]"}
+    if "grace_s" not in settings.model_fields_set:
+        extra["SLOTSTREAM_GRACE_S"] = "1"  # a stop keeps what was generated; there is no reason to wait
+    if "retention_s" not in settings.model_fields_set:
+        extra["SLOTSTREAM_RETENTION_S"] = "3600"  # results are fetched at once; kept longer, they fill memory
+    _say(f"starting a worker, an API and a queue of its own; their logs are in {logs}")
+    async with open_stack(settings, place, say=_say, extra=extra) as stack:
+        interruption.at_once = stack.supervisor.kill
+        await stack.become_ready(needs_worker=True, tell=_say)
+        async with Service(place.url) as service:
+            await stack.supervisor.beside(bulk.work(service, settings.in_flight))
+
+
+class BulkRun:
+    """The lines of one file on their way through a service."""
+
+    def __init__(self, folder: RunFolder, ledger: Ledger, found: Survey) -> None:
+        self._folder, self._ledger, self._found = folder, ledger, found
+        self._n_done_before = ledger.tally.done
+        self._live_tokens = 0
+        """Generated for lines that have not ended: counted here until their record is."""
+        self._tokens_before = self._tokens()
+        self._wall_s = 0.0
+
+    async def work(self, service: Service, in_flight: int) -> None:
+        """Ask for every line that has no record yet, at most `in_flight` at a time, and keep the records."""
+        started = time.monotonic()
+        if self._n_done_before:
+            _say(f"going on: {self._n_done_before} of {self._found.n_lines} lines are done")
+        try:
+            async with shown(_display(self._found.n_lines), self._looker(service)), self._synced():
+                await self._ask_all(service, in_flight)
+        finally:
+            self._wall_s += time.monotonic() - started
+        if not self._ledger.is_complete:
+            raise InputChanged(f"{self._folder.source} changed while it was read; --restart starts over")
+
+    def summary(self) -> str:
+        tally = self._ledger.tally
+        lines = f"{tally.done} lines"
+        if self._n_done_before:
+            lines += f" ({self._n_done_before} of them in an earlier run)"
+        failed = f"{tally.failed} failed" if tally.failed else "none failed"
+        tokens = f"{tally.prompt_tokens:,} prompt and {tally.generated_tokens:,} generated tokens"
+        speed = ""
+        if self._wall_s > 0:
+            rate = (self._tokens() - self._tokens_before) / self._wall_s
+            speed = f"\n{rate:.0f} tokens/s, {duration(self._wall_s)}"
+        return f"{lines}, {failed}; {tokens}{speed}\nresults: {self._folder.output}"
+
+    async def _ask_all(self, service: Service, in_flight: int) -> None:
+        room = asyncio.Semaphore(in_flight)
+
+        async def answer(ask: Ask) -> None:
+            try:
+                self._ledger.put(ask.index, await self._answer(service, ask))
+            finally:
+                room.release()
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                async for ask in self._asks():
+                    await room.acquire()
+                    group.create_task(answer(ask))
+        except BaseExceptionGroup as faults:
+            raise faults.exceptions[0] from None  # the first stopped the others
+
+    async def _asks(self) -> AsyncIterator[Ask]:
+        """The lines without a record. Those that cannot be asked get theirs here."""
+        check = LineChecker()
+        for line in read_lines(self._folder.source, limit=self._found.n_bytes):
+            if line.index % 64 == 0:
+                await asyncio.sleep(0)  # many lines may be skipped; the loop has others to serve
+            checked = check(line)  # also those with a record: a later line may have the same custom_id
+            if self._ledger.has(line.index):
+                continue
+            match checked:
+                case BadLine():
+                    self._ledger.put(line.index, refused(checked, self._folder.run_id))
+                case Ask():
+                    yield checked
+
+    async def _answer(self, service: Service, ask: Ask) -> bytes:
+        key = idempotency_key(self._folder.run_id, ask)
+        for _ in range(TRIES_OF_A_LOST_JOB):
+            job = await service.ask(key, ask.url, ask.body)
+            if isinstance(job, Refusal):
+                return answered(ask, key, status=job.status, request_id=job.request_id, body=job.body)
+            ended = await self._wait(service, job.id)
+            if ended is not None:
+                return _record(ask, key, ended)
+        message = "the queue lost the job again and again"
+        return unanswered(ask, key, code="job_lost", message=message)
+
+    async def _wait(self, service: Service, job_id: str) -> JobView | None:
+        seen = 0
+
+        def count() -> None:
+            nonlocal seen
+            seen += 1
+            self._live_tokens += 1
+
+        try:
+            return await service.wait(job_id, on_token=count)
+        finally:
+            self._live_tokens -= seen
+
+    def _tokens(self) -> int:
+        """Generated tokens; for a file that generates nothing, prompt tokens."""
+        tally = self._ledger.tally
+        return tally.generated_tokens + self._live_tokens or tally.prompt_tokens
+
+    def _looker(self, service: Service) -> Callable[[], Snapshot]:
+        meter = Meter(self._found.n_lines)
+
+        def look() -> Snapshot:
+            tally = self._ledger.tally
+            return meter.note(tally.done, tally.failed, self._tokens(), service.trouble)
+
+        return look
+
+    @asynccontextmanager
+    async def _synced(self) -> AsyncIterator[None]:
+        """Have the disk hold the records, about once a second."""
+
+        async def keep() -> None:
+            while True:
+                await asyncio.sleep(SYNC_S)
+                await self._ledger.sync()
+
+        keeper = asyncio.create_task(keep())
+        try:
+            yield
+        finally:
+            keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await keeper
+
+
+def _record(ask: Ask, key: str, job: JobView) -> bytes:
+    if job.status == "succeeded":
+        return answered(ask, key, status=200, request_id=job.id, body=job.result)
+    error = job.error if isinstance(job.error, dict) else {"message": f"the job {job.status}"}
+    if job.status == "failed":
+        code = error.get("code")
+        status = code if isinstance(code, int) and 400 <= code < 600 else 500
+        return answered(ask, key, status=status, request_id=job.id, body={"error": error})
+    return unanswered(ask, key, code=f"batch_{job.status}", message=str(error.get("message")))
+
+
+def _display(n_lines: int) -> Display:
+    console = Console(stderr=True)
+    return BarDisplay(console, total=n_lines) if console.is_terminal else PlainDisplay(_say_plain)
+
+
+def _allow_many_connections(in_flight: int) -> None:
+    """Each job in flight is a connection here and in an API of our own, which inherits the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = in_flight * 2 + 256
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        with contextlib.suppress(ValueError, OSError):  # then fewer fit, and the calls are made again
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+
+
+def _tell_of_stop(number: signal.Signals) -> None:
+    _say(f"{number.name}: stopping (again: at once)")
+
+
+def _say(text: str) -> None:
+    print(f"{PROG}: {text}", file=sys.stderr, flush=True)
+
+
+def _say_plain(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

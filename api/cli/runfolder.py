@@ -1,0 +1,164 @@
+"""What is kept of a run beside its output: which input it began with, its spool, its logs, its server's data.
+
+One folder an output file, in the user's state folder, locked while a run is at work. Knows nothing of what is run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Self
+
+from pydantic import ValidationError
+
+from api.cli.batchfile import Survey
+from api.cli.spool import Ledger, sync_folder
+from api.cli.state import make_folder
+from shared.wire import Wire
+
+
+class BadOutput(Exception):
+    """The output cannot be written, or is not this run's. The message is one sentence."""
+
+
+class InputChanged(Exception):
+    """The input is not what the run began with. The message is one sentence."""
+
+
+class Phase(StrEnum):
+    RUNNING = "running"
+    FINISHING = "finishing"  # all records are in `.part`; it may be renamed already
+    COMPLETE = "complete"
+
+
+class RunState(Wire):
+    run_id: str
+    input_sha256: str
+    phase: Phase = Phase.RUNNING
+
+
+class RunFolder:
+    def __init__(self, folder: Path, source: Path, output: Path) -> None:
+        self.folder, self.source, self.output = folder, source, output
+        self.part = output.with_name(output.name + ".part")
+        self.spool = folder / "spool.jsonl"
+        self.logs = folder / "logs"
+        self.valkey = folder / "valkey"
+        self._state_file = folder / "run.json"
+        self._state: RunState | None = None
+
+    @classmethod
+    @contextmanager
+    def open(cls, state: Path, source: Path, output: Path) -> Iterator[Self]:
+        """The folder of the run that writes `output`. Raises BadOutput when it is in use or the path is no good."""
+        output = Path(os.path.realpath(output))
+        _check_output(source, output)
+        name = hashlib.sha256(os.fsencode(output)).hexdigest()[:16]
+        run = cls(make_folder(state / "runs" / name), source, output)
+        with (run.folder / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise BadOutput(f"another slotstream run is writing {output} just now") from None
+            yield run
+
+    @property
+    def run_id(self) -> str:
+        assert self._state is not None, "not begun"
+        return self._state.run_id
+
+    def begin(self, found: Survey, *, is_restart: bool) -> bool:
+        """Take up the run, or begin it. False when it is complete: there is nothing to do.
+
+        Raises InputChanged, and BadOutput when the output is something else's or cannot be written.
+        """
+        earlier = None if is_restart else self._load()
+        if earlier is not None and earlier.phase is not Phase.RUNNING and not self.part.exists():
+            if self.output.exists():
+                self._check_same(earlier, found)
+                self._save(earlier.model_copy(update={"phase": Phase.COMPLETE}))
+                return False
+            earlier = None  # its results were taken elsewhere: the same command means a new run
+        if earlier is not None:
+            self._check_same(earlier, found)
+            self._state = earlier
+        else:
+            self._begin_anew(found, may_replace=is_restart)
+        self._check_writable()
+        return True
+
+    def finish(self, ledger: Ledger) -> None:
+        """Turn the complete `.part` into the output, and drop what is no longer needed."""
+        assert self._state is not None, "not begun"
+        self._save(self._state.model_copy(update={"phase": Phase.FINISHING}))
+        ledger.publish(self.output)
+        self._save(self._state.model_copy(update={"phase": Phase.COMPLETE}))
+        self.spool.unlink(missing_ok=True)
+        shutil.rmtree(self.valkey, ignore_errors=True)
+
+    def fresh_logs(self) -> Path:
+        """The folder for logs, without those of an earlier start."""
+        shutil.rmtree(self.logs, ignore_errors=True)
+        self.logs.mkdir()
+        return self.logs
+
+    def _begin_anew(self, found: Survey, *, may_replace: bool) -> None:
+        if not may_replace and self.output.exists():
+            raise BadOutput(f"{self.output} exists already; --restart replaces it")
+        is_unknown = self._load() is None and self.part.exists() and self.part.stat().st_size > 0
+        if not may_replace and is_unknown:
+            raise BadOutput(f"{self.part} is of a run that is not known here; --restart replaces it")
+        # What is old goes before the new state comes: the other way round, a crash in between would mix them.
+        for old in (self.part, self.spool):
+            old.unlink(missing_ok=True)
+        shutil.rmtree(self.valkey, ignore_errors=True)
+        self._save(RunState(run_id=secrets.token_hex(12), input_sha256=found.sha256))
+
+    def _check_same(self, earlier: RunState, found: Survey) -> None:
+        if earlier.input_sha256 != found.sha256:
+            raise InputChanged(
+                f"{self.source} has changed since the run for {self.output} began; --restart starts over"
+            )
+
+    def _check_writable(self) -> None:
+        try:
+            self.part.open("ab").close()
+        except OSError as error:
+            raise BadOutput(f"cannot write {self.part}: {(error.strerror or '').lower()}") from None
+
+    def _load(self) -> RunState | None:
+        try:
+            return RunState.from_json(self._state_file.read_bytes())
+        except (FileNotFoundError, ValidationError):
+            return None
+
+    def _save(self, state: RunState) -> None:
+        fresh = self._state_file.with_suffix(".new")
+        with fresh.open("w") as file:
+            file.write(state.to_json())
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(self._state_file)
+        sync_folder(self.folder)
+        self._state = state
+
+
+def _check_output(source: Path, output: Path) -> None:
+    if output.is_dir():
+        raise BadOutput(f"{output} is a folder, not a file")
+    if output.exists() and not output.is_file():
+        raise BadOutput(f"{output} is not a regular file")
+    if not output.parent.is_dir():
+        raise BadOutput(f"cannot write {output}: there is no folder {output.parent}")
+    if not os.access(output.parent, os.W_OK | os.X_OK):
+        raise BadOutput(f"cannot write {output}: the folder {output.parent} is not writable")
+    original = Path(os.path.realpath(source))
+    if original in (output, output.with_name(output.name + ".part")):
+        raise BadOutput(f"the output would overwrite the input {source}")

@@ -1,0 +1,68 @@
+"""`slotstream serve`: all roles on one machine, until a signal. Knows no files of requests."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Sequence
+
+from api.cli.signals import Interruption
+from api.cli.stack import Place, Stack, check_port_is_free, config_of, free_port, open_stack
+from api.cli.state import state_folder
+from api.cli.supervisor import ChildRefused
+from shared.settings import ConfigError, ServeSettings
+
+PROG = "slotstream serve"
+
+
+def serve(argv: Sequence[str]) -> int:
+    settings = ServeSettings.from_command_line(
+        argv, prog=PROG, description="All roles on one machine: API, worker, tasks and an embedded server."
+    )
+    try:
+        return asyncio.run(_serve(settings, config_of(argv)))
+    except (ConfigError, ChildRefused) as error:
+        print(f"{PROG}: {error}", file=sys.stderr)
+        return 2
+
+
+async def _serve(settings: ServeSettings, config: dict[str, str]) -> int:
+    if settings.workers and not settings.model:
+        raise ConfigError("which model? Name a GGUF file with -m FILE, or try -m demo")
+    place = Place(
+        folder=state_folder(settings.state_dir) / "valkey",
+        host=settings.host,
+        port=settings.port or free_port(settings.host),
+    )
+    check_port_is_free(place)
+    with Interruption(on_first=_tell_of_stop) as interruption:
+        _say(f"starting {settings.workers} worker{'s' * (settings.workers != 1)}, api and tasks ...")
+        async with open_stack(settings, place, say=_say, extra=config) as stack:
+            interruption.at_once = stack.supervisor.kill
+            await stack.become_ready(needs_worker=settings.workers > 0, tell=_say)
+            print(_welcome(stack, settings), flush=True)
+            await stack.supervisor.beside(asyncio.Event().wait())
+    _say("stopped")
+    return 0
+
+
+def _tell_of_stop(number: signal.Signals) -> None:
+    _say(f"{number.name}: finishing what runs, then leaving (again: leave at once)")
+
+
+def _say(text: str) -> None:
+    print(f"{PROG}: {text}", file=sys.stderr, flush=True)
+
+
+def _welcome(stack: Stack, settings: ServeSettings) -> str:
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_keys else ""
+    return f"""
+  slotstream is ready
+    API        {stack.place.url}
+    queue      {stack.redis}
+
+  Try it:
+    curl {stack.place.url}/v1/chat/completions{key} -H 'Content-Type: application/json' \\
+      -d '{{"messages": [{{"role": "user", "content": "Say hello."}}], "max_tokens": 32, "stream": true}}'
+"""

@@ -1,0 +1,307 @@
+"""The jobs API as a client sees it: ask, wait for the end, patient with a service that is full or away.
+
+Knows the protocol and nothing of files. A job is asked for with an idempotency key, so every call here may be
+repeated: after a lost reply, a restart of the API or a restart of this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, NamedTuple, Self, TypeVar
+
+import aiohttp
+from pydantic import ValidationError
+
+from shared.wire import Wire
+
+T = TypeVar("T")
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S, LONGEST_RETRY_AFTER_S = 0.2, 10.0, 60.0
+SILENCE_S = 60.0
+"""A stream that says nothing for so long, not even a keep-alive, is opened again."""
+TRIES_OF_A_FAULT = 3
+"""Answers of 500 to the same question, after which it is taken to be the question's fault."""
+
+
+class ServiceLost(Exception):
+    """The service cannot be worked with. The message is one sentence."""
+
+
+class JobView(Wire):
+    """What is needed of a job as the API shows it."""
+
+    id: str
+    status: str
+    result: Any = None
+    error: Any = None
+
+    @property
+    def is_ended(self) -> bool:
+        return self.status not in ("queued", "running")
+
+
+class Refusal(NamedTuple):
+    """An HTTP answer that says no, and would say no again."""
+
+    status: int
+    request_id: str | None
+    body: Any
+
+
+class _Away(Exception):
+    """No answer, or one that says to come later."""
+
+    def __init__(self, why: str, *, after_s: float | None = None, is_busy: bool = False) -> None:
+        super().__init__(why)
+        self.why, self.after_s, self.is_busy = why, after_s, is_busy
+
+
+@dataclass(slots=True)
+class Pause:
+    """Pauses that double, with jitter; a pause that the service asked for goes first."""
+
+    next_s: float = FIRST_PAUSE_S
+
+    def seconds(self, asked_s: float | None) -> float:
+        pause_s = self.next_s if asked_s is None else max(0.05, min(asked_s, LONGEST_RETRY_AFTER_S))
+        self.next_s = min(self.next_s * 2, LONGEST_PAUSE_S)
+        return pause_s * random.uniform(0.8, 1.2)
+
+
+class Service:
+    """A running slotstream. `patience_s`: how long it may be away altogether before ServiceLost is raised."""
+
+    def __init__(self, url: str, *, api_key: str | None = None, patience_s: float = 600.0) -> None:
+        self.url = url.rstrip("/")
+        self.trouble: str | None = None
+        """Why calls are waiting just now, for a display."""
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._patience_s = patience_s
+        self._away_since: float | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            headers=self._headers,
+            connector=aiohttp.TCPConnector(limit=0),  # the caller bounds the jobs in flight
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=SILENCE_S),
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._session.close()
+
+    async def check(self) -> None:
+        """Raise ServiceLost when nobody answers at the URL, or not a slotstream."""
+        try:
+            async with self._session.get(f"{self.url}/health") as response:
+                content = await response.read()
+        except aiohttp.InvalidURL:
+            raise ServiceLost(f"{self.url} is not a URL") from None
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise ServiceLost(f"nothing answers at {self.url}: {_why(error)}") from None
+        if response.status not in (200, 503) or not isinstance(_json(content), dict):
+            raise ServiceLost(f"{self.url} is not a slotstream: /health answered {response.status}")
+
+    async def ask(self, key: str, endpoint: str, body: dict[str, Any]) -> JobView | Refusal:
+        """Make the job, or find the one made earlier with the same key."""
+        payload = json.dumps({"endpoint": endpoint, "body": body, "priority": "bulk"}).encode()
+        headers = {"Content-Type": "application/json", "Idempotency-Key": key}
+
+        async def once() -> JobView | Refusal:
+            async with self._answer("POST", "/v1/jobs", data=payload, headers=headers) as response:
+                return _job_or_refusal(response, await response.read())
+
+        return await self._patiently(once)
+
+    async def look(self, job_id: str) -> JobView | None:
+        """The job as it stands; None when the service does not know it (any more)."""
+
+        async def once() -> JobView | None:
+            async with self._answer("GET", f"/v1/jobs/{job_id}") as response:
+                if response.status == 404:
+                    return None
+                found = _job_or_refusal(response, await response.read())
+                if isinstance(found, Refusal):
+                    raise _Away(f"the service answered {found.status}")
+                return found
+
+        return await self._patiently(once)
+
+    async def wait(self, job_id: str, *, on_token: Callable[[], None]) -> JobView | None:
+        """The job when it has ended; None when the service does not know it (any more)."""
+        after = 0
+
+        def note(number: int) -> None:
+            nonlocal after
+            after = number
+            on_token()
+
+        async def once() -> JobView | None:
+            query = {"starting_after": str(after)} if after else {}
+            async with self._answer("GET", f"/v1/jobs/{job_id}/events", params=query) as response:
+                if response.status == 404:
+                    return None
+                if response.status != 200:
+                    raise _Away(f"the service answered {response.status}")
+                return await self._read_events(response, note)
+
+        job = await self._patiently(once)
+        # A terminal event without the result, or none at all, is no ending: the job's own record decides.
+        if job is not None and job.status == "succeeded" and job.result is None:
+            return await self.look(job_id)
+        return job
+
+    async def _read_events(self, response: aiohttp.ClientResponse, note: Callable[[int], None]) -> JobView:
+        events = EventBuffer()
+        async for piece in response.content.iter_any():
+            self._note_good()
+            for event in events.push(piece):
+                if event.name == "token":
+                    note(event.number)
+                elif event.name in ("done", "error") and (job := _job(event.data)):
+                    return job
+        raise _Away("the service closed a stream before its end")
+
+    @asynccontextmanager
+    async def _answer(self, method: str, path: str, **more: Any) -> AsyncIterator[aiohttp.ClientResponse]:
+        """An answer that is a yes or a no; everything else is _Away or ServiceLost."""
+        try:
+            async with self._session.request(method, self.url + path, **more) as response:
+                if response.status in (401, 403):
+                    raise ServiceLost(f"{self.url} refuses the API key (see --api-key)")
+                if response.status == 429 or response.status >= 502:
+                    raise _Away(
+                        f"the service answered {response.status}{_message(await response.read())}",
+                        after_s=retry_after(response.headers.get("Retry-After", "")),
+                        is_busy=response.status == 429,
+                    )
+                yield response
+        except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
+            raise _Away(_why(error)) from None
+
+    async def _patiently(self, once: Callable[[], Awaitable[T]]) -> T:
+        pause = Pause()
+        n_faults = 0
+        while True:
+            try:
+                answer = await once()
+            except _Away as away:
+                self._note_trouble(away)
+                await asyncio.sleep(pause.seconds(away.after_s))
+                continue
+            self._note_good()
+            if isinstance(answer, Refusal) and answer.status == 500 and n_faults < TRIES_OF_A_FAULT - 1:
+                n_faults += 1
+                await asyncio.sleep(pause.seconds(None))
+                continue
+            return answer
+
+    def _note_good(self) -> None:
+        self.trouble = self._away_since = None
+
+    def _note_trouble(self, away: _Away) -> None:
+        self.trouble = away.why
+        if away.is_busy:  # it is there: however long its queue is full, that is no reason to give up
+            self._away_since = None
+            return
+        now = time.monotonic()
+        self._away_since = self._away_since or now
+        if now - self._away_since > self._patience_s:
+            raise ServiceLost(f"the service has been away for {self._patience_s:.0f} s: {away.why}") from None
+
+
+class _Event(NamedTuple):
+    name: str
+    number: int
+    data: bytes
+
+
+class EventBuffer:
+    """Server-Sent Events out of pieces of any size. Comments and half an event at the end say nothing."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def push(self, piece: bytes) -> list[_Event]:
+        start = max(0, len(self._rest) - 1)  # an end may lie across two pieces
+        self._rest += piece
+        if self._rest.find(b"\n\n", start) < 0:
+            return []
+        *blocks, rest = bytes(self._rest).split(b"\n\n")
+        self._rest = bytearray(rest)
+        return [event for block in blocks if (event := _event(block))]
+
+
+def _event(block: bytes) -> _Event | None:
+    name, number, data = "message", 0, b""
+    for line in block.split(b"\n"):
+        field, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if field == b"event":
+            name = value.decode(errors="replace")
+        elif field == b"id" and value.isdigit():
+            number = int(value)
+        elif field == b"data":
+            data = data + b"\n" + value if data else value
+    return _Event(name, number, data) if data else None
+
+
+def _job_or_refusal(response: aiohttp.ClientResponse, content: bytes) -> JobView | Refusal:
+    request_id = response.headers.get("X-Request-Id")
+    if response.status in (200, 202) and (job := _job(content)):
+        return job
+    body = _json(content)
+    if response.status >= 400 and isinstance(body, dict) and "error" in body:
+        return Refusal(response.status, request_id, body)
+    if response.status == 413:  # a proxy in between has limits and words of its own
+        error = {"code": 413, "message": "the request is too large", "type": "invalid_request_error"}
+        return Refusal(413, request_id, {"error": error})
+    raise ServiceLost(f"{response.url.origin()} is not a slotstream: it answered {response.status}")
+
+
+def _job(content: bytes) -> JobView | None:
+    try:
+        return JobView.from_json(content)
+    except ValidationError:
+        return None
+
+
+def _json(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except ValueError:
+        return None
+
+
+def _message(content: bytes) -> str:
+    body = _json(content)
+    error = body.get("error") if isinstance(body, dict) else None
+    return f": {error['message']}" if isinstance(error, dict) and error.get("message") else ""
+
+
+def retry_after(header: str) -> float | None:
+    """Seconds of a Retry-After header, which may also be a date; None when there is none or it makes no sense."""
+    try:
+        seconds = float(header)
+    except ValueError:
+        try:
+            seconds = email.utils.parsedate_to_datetime(header).timestamp() - time.time()
+        except ValueError:
+            return None
+    return seconds if seconds >= 0 else None
+
+
+def _why(error: BaseException) -> str:
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return error.os_error.strerror or str(error.os_error)
+    return str(error) or type(error).__name__

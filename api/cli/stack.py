@@ -1,0 +1,199 @@
+"""A whole slotstream on this machine: the embedded server when no Redis is named, and processes for the roles.
+
+Knows the settings of the roles and that each is started with `python -m`; imports none of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+
+from api.cli.state import make_folder
+from api.cli.supervisor import Command, Supervisor
+from shared.bus.embedded import EmbeddedServer
+from shared.settings import CONFIG_VARIABLE, ConfigError, RunSettings, ServeSettings
+
+WATCH_S = 0.5
+TELL_S = 5.0
+"""How often a start that takes its time is told about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a stack lives."""
+
+    folder: Path
+    """Of the embedded server's data."""
+    host: str
+    port: int
+    logs: Path | None = None
+    """Folder for what the processes say; None is the terminal."""
+
+    @property
+    def url(self) -> str:
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self.host, self.host)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    supervisor: Supervisor
+    place: Place
+    redis: str
+    """What the roles are connected to, without its password."""
+
+    async def become_ready(self, *, needs_worker: bool, tell: Callable[[str], None]) -> None:
+        """Wait until requests are answered. Raises ChildRefused when that cannot come."""
+        await self.supervisor.beside(_wait_until_healthy(self.place.url, needs_worker, tell))
+        self.supervisor.mark_ready()
+
+
+@asynccontextmanager
+async def open_stack(
+    settings: ServeSettings | RunSettings,
+    place: Place,
+    *,
+    say: Callable[[str], None],
+    extra: Mapping[str, str] | None = None,
+) -> AsyncIterator[Stack]:
+    """Start everything, and leave nothing running. `extra`: variables for all children."""
+    with EmbeddedServer() as server:
+        if settings.redis_url is None:
+            folder = make_folder(place.folder)
+            url, shown = server.start(folder), f"an embedded server, data in {folder}"
+        else:
+            url = settings.redis_url.get_secret_value()
+            shown = _without_password(url)
+        environment = {
+            **os.environ,
+            **settings.to_environment(),
+            **(extra or {}),
+            "SLOTSTREAM_REDIS_URL": url,
+            "SLOTSTREAM_HOST": place.host,
+            "SLOTSTREAM_PORT": str(place.port),
+        }
+        supervisor = Supervisor(_commands(settings, environment, place.logs), say=say)
+        async with supervisor:
+            watch = asyncio.create_task(_watch(server, place.folder, supervisor, environment, say))
+            try:
+                yield Stack(supervisor, place, shown)
+            finally:
+                watch.cancel()
+
+
+def config_of(argv: Sequence[str]) -> dict[str, str]:
+    """The variable that hands `--config FILE` on: it may have tables for the roles that are started."""
+    for flag, value in itertools.pairwise([*argv, ""]):
+        if flag == "--config":
+            return {CONFIG_VARIABLE: value}
+        if flag.startswith("--config="):
+            return {CONFIG_VARIABLE: flag.partition("=")[2]}
+    return {}
+
+
+def free_port(host: str) -> int:
+    """A port that nobody listens on just now."""
+    with socket.create_server((host, 0), family=_family(host)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def check_port_is_free(place: Place) -> None:
+    """Raise ConfigError when somebody listens there: said now, it is not lost among what the roles say."""
+    try:
+        socket.create_server((place.host, place.port), family=_family(place.host)).close()
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)  # a name not found
+        raise ConfigError(f"cannot listen on {place.host}:{place.port}: {reason} (see --port)") from None
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def role_command(module: str, *arguments: str) -> tuple[str, ...]:
+    """`python -m`, without the current folder in its path: a user's folder named `api` is not our package."""
+    return (sys.executable, "-P", "-m", module, *arguments)
+
+
+def _commands(
+    settings: ServeSettings | RunSettings, environment: Mapping[str, str], logs: Path | None
+) -> list[Command]:
+    def log(name: str) -> Path | None:
+        return logs / f"{name.replace(' ', '-')}.log" if logs else None
+
+    names = ["worker"] if settings.workers == 1 else [f"worker {n + 1}" for n in range(settings.workers)]
+    workers = [
+        Command(name, role_command("worker"), environment, log(name), stop_s=settings.grace_s + 10, stage=0)
+        for name in names
+    ]
+    # The API goes after the workers: what they finish while they drain still reaches those who wait for it.
+    return [
+        *workers,
+        Command("api", role_command("api"), environment, log("api"), stage=1),
+        Command("tasks", role_command("api.tasks"), environment, log("tasks"), stage=1),
+    ]
+
+
+async def _watch(
+    server: EmbeddedServer,
+    folder: Path,
+    supervisor: Supervisor,
+    environment: dict[str, str],
+    say: Callable[[str], None],
+) -> None:
+    """Start the embedded server again when it ends; the roles find it again by themselves."""
+    while server.pid is not None:
+        await asyncio.sleep(WATCH_S)
+        if not _has_ended(server.pid):
+            continue
+        say("the embedded server ended; starting it again")
+        server.stop()
+        try:
+            url = server.start(folder)
+        except ConfigError as error:
+            say(f"{error}; nothing can be queued now")
+            return
+        if url != environment["SLOTSTREAM_REDIS_URL"]:  # its socket is in a temporary folder, a new one each time
+            environment["SLOTSTREAM_REDIS_URL"] = url
+            supervisor.restart()
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
+
+
+async def _wait_until_healthy(url: str, needs_worker: bool, tell: Callable[[str], None]) -> None:
+    clock = asyncio.get_running_loop().time
+    started = told = clock()
+    timeout = aiohttp.ClientTimeout(total=5)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        while True:
+            state = "starting"
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                async with session.get(f"{url}/health") as response:
+                    if response.status == 200 or (response.status == 503 and not needs_worker):
+                        return
+                    state = "loading the model"
+            if clock() - told >= TELL_S:
+                told = clock()
+                tell(f"{state} ... {told - started:.0f} s")
+            await asyncio.sleep(0.1)
+
+
+def _without_password(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"

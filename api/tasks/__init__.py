@@ -1,0 +1,1 @@
+"""The tasks role: what must happen beside requests and jobs. The only place that knows arq."""

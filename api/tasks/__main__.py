@@ -1,0 +1,10 @@
+"""`python -m api.tasks` is `slotstream tasks`."""
+
+from __future__ import annotations
+
+import sys
+
+from api.tasks.app import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,325 @@
+from __future__ import annotations
+
+import json
+import random
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.api.cli.conftest import JobsServer, RunCommand
+
+
+def bodies(n: int, *, window: int = 8, seed: int = 1) -> list[dict[str, Any]]:
+    """Bodies of jobs that end in a shuffled order, each in reach of the ones around it."""
+    turns = list(range(n))
+    mixed = random.Random(seed)
+    for start in range(0, n, window):
+        piece = turns[start : start + window]
+        mixed.shuffle(piece)
+        turns[start : start + window] = piece
+    return [{"say": f"say-{i}", "turn": turn, "tokens": i % 3} for i, turn in enumerate(turns)]
+
+
+def go(bulk: RunCommand, server: JobsServer, *more: str) -> tuple[str, ...]:
+    return ("in.jsonl", "-o", "out.jsonl", "--url", server.url, "--in-flight", "8", *more)
+
+
+def say(result: dict[str, Any]) -> str:
+    text: str = result["response"]["body"]["choices"][0]["message"]["content"]
+    return text
+
+
+def test_results_are_in_input_order_although_jobs_end_out_of_order(bulk: RunCommand, jobs_server: JobsServer) -> None:
+    bulk.write(*bodies(50))
+    done = bulk.run(*go(bulk, jobs_server))
+    assert done.returncode == 0, done.stderr
+    assert [result["custom_id"] for result in bulk.results()] == [f"line-{n}" for n in range(50)]
+    assert [say(result) for result in bulk.results()] == [f"say-{n}" for n in range(50)]
+    assert not bulk.part.exists()
+    assert "50 lines, none failed; 150 prompt and 49 generated tokens" in done.stdout
+    assert "50/50 done" in done.stderr
+    stats = jobs_server.get("/stats")
+    assert stats["posts"] == 50
+    assert stats["max_open"] <= 8
+
+
+@pytest.mark.parametrize(
+    ("number", "moment"),
+    [
+        *((signal.SIGKILL, moment) for moment in ("made=1", "ended=1", "ended=13", "made=32&ended=25", "ended=40")),
+        (signal.SIGINT, "ended=13"),
+        (signal.SIGTERM, "ended=25"),
+    ],
+)
+def test_a_run_that_was_stopped_goes_on_without_a_line_lost_or_asked_twice(
+    bulk: RunCommand, jobs_server: JobsServer, number: signal.Signals, moment: str
+) -> None:
+    bulk.write(*bodies(40))
+    with bulk.start(*go(bulk, jobs_server)) as first:
+        jobs_server.get(f"/when?{moment}")
+        first.process.send_signal(number)
+        code = first.process.wait(timeout=30)
+    assert code in {signal.SIGKILL: {-9, 0}, signal.SIGINT: {130, 0}, signal.SIGTERM: {143, 0}}[number]
+    second = bulk.run(*go(bulk, jobs_server))
+    assert second.returncode == 0, second.stderr
+    assert [say(result) for result in bulk.results()] == [f"say-{n}" for n in range(40)]
+    assert jobs_server.get("/stats")["says"] == sorted(f"say-{n}" for n in range(40))
+
+
+def test_records_that_waited_in_the_spool_are_not_asked_for_again(bulk: RunCommand, jobs_server: JobsServer) -> None:
+    bulk.write({"say": "never", "turn": 99}, *({"say": f"early-{n}"} for n in range(9)))
+    with bulk.start(*go(bulk, jobs_server)) as first:
+        assert next(text for text in first.lines if "9/10 done" in text)
+    assert bulk.part.read_bytes() == b""
+    with bulk.start(*go(bulk, jobs_server)) as second:
+        assert "9 of 10 lines" in next(text for text in second.lines if "going on" in text)
+        jobs_server.get("/when?posts=11")
+    assert jobs_server.get("/stats")["posts"] == 11
+
+
+def test_what_a_crash_left_half_written_is_cut(bulk: RunCommand, jobs_server: JobsServer) -> None:
+    bulk.write(*bodies(30), {"say": "never", "turn": 99})
+    with bulk.start(*go(bulk, jobs_server)) as first:
+        jobs_server.get("/when?ended=30")
+        next(text for text in first.lines if "30/31 done" in text)
+    with bulk.part.open("a") as part:
+        part.write('{"id":"batch_req_1","cust')
+    with bulk.start(*go(bulk, jobs_server)) as second:
+        assert "30 of 31 lines" in next(text for text in second.lines if "going on" in text)
+    records = [json.loads(line) for line in bulk.part.read_text().splitlines()]
+    assert [record["custom_id"] for record in records] == [f"line-{n}" for n in range(30)]
+
+
+def test_a_complete_run_says_so_and_does_nothing(bulk: RunCommand, jobs_server: JobsServer) -> None:
+    bulk.write(*bodies(5))
+    assert bulk.run(*go(bulk, jobs_server)).returncode == 0
+    before = bulk.output.read_bytes()
+    again = bulk.run(*go(bulk, jobs_server))
+    assert again.returncode == 0
+    assert "complete already" in again.stderr
+    assert bulk.output.read_bytes() == before
+    assert jobs_server.get("/stats")["posts"] == 5
+
+
+def test_restart_does_everything_again_and_replaces_the_results_at_the_end(
+    bulk: RunCommand, jobs_server: JobsServer
+) -> None:
+    bulk.write(*bodies(5))
+    assert bulk.run(*go(bulk, jobs_server)).returncode == 0
+    bulk.write({"say": "new"})
+    assert bulk.run(*go(bulk, jobs_server, "--restart")).returncode == 0
+    assert [say(result) for result in bulk.results()] == ["new"]
+    assert jobs_server.get("/stats")["posts"] == 6
+
+
+def test_results_that_were_taken_elsewhere_make_the_same_command_a_new_run(
+    bulk: RunCommand, jobs_server: JobsServer
+) -> None:
+    bulk.write({"say": "x"})
+    assert bulk.run(*go(bulk, jobs_server)).returncode == 0
+    bulk.output.rename(bulk.folder / "kept.jsonl")
+    assert bulk.run(*go(bulk, jobs_server)).returncode == 0
+    assert len(bulk.results()) == 1
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_a_changed_input_is_refused_until_restart(bulk: RunCommand, jobs_server: JobsServer, is_complete: bool) -> None:
+    bulk.write({"say": "x"}, {"say": "y", "turn": 1 if is_complete else 99})
+    if is_complete:
+        assert bulk.run(*go(bulk, jobs_server)).returncode == 0
+    else:
+        with bulk.start(*go(bulk, jobs_server)):
+            jobs_server.get("/when?ended=1")
+    bulk.write({"say": "z"})
+    refused = bulk.run(*go(bulk, jobs_server))
+    assert refused.returncode == 2
+    assert "in.jsonl has changed since the run" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+    assert bulk.run(*go(bulk, jobs_server, "--restart")).returncode == 0
+    assert [say(result) for result in bulk.results()] == ["z"]
+
+
+def test_bad_lines_are_records_with_their_line_number_and_the_others_run(
+    bulk: RunCommand, jobs_server: JobsServer
+) -> None:
+    bulk.write({"say": "a"}, {"say": "b"})
+    good = bulk.source.read_text().splitlines()
+    bulk.source.write_text("\n".join(["not json", good[0], "", good[0], good[1], "{}"]) + "\n")
+    done = bulk.run(*go(bulk, jobs_server))
+    assert done.returncode == 1
+    assert "5 lines, 3 failed" in done.stdout
+    outcome = [
+        (result["custom_id"], result["error"] and (result["error"]["code"], result["error"]["line"]))
+        for result in bulk.results()
+    ]
+    assert outcome == [
+        (None, ("invalid_json", 1)),
+        ("line-0", None),
+        ("line-0", ("duplicate_custom_id", 4)),
+        ("line-1", None),
+        (None, ("missing_custom_id", 6)),
+    ]
+
+
+def test_each_way_to_fail_has_its_record(bulk: RunCommand, jobs_server: JobsServer) -> None:
+    bulk.write(
+        {"reject": 400},
+        {"fail": {"code": 503, "message": "no", "type": "unavailable_error"}},
+        {"fail": {"code": "odd", "message": "no"}},
+        {"status": "cancelled"},
+        {"status": "expired"},
+        {"lose": 99},
+        {"say": "good"},
+    )
+    done = bulk.run(*go(bulk, jobs_server))
+    assert done.returncode == 1
+    results = bulk.results()
+    assert [(r["response"] or {}).get("status_code") for r in results] == [400, 503, 500, None, None, None, 200]
+    assert [(r["error"] or {}).get("code") for r in results] == [
+        None,
+        None,
+        None,
+        "batch_cancelled",
+        "batch_expired",
+        "job_lost",
+        None,
+    ]
+    assert results[0]["response"]["request_id"] == "req_1"
+    assert results[0]["response"]["body"]["error"]["message"] == "no such thing"
+
+
+@pytest.mark.parametrize("status", [429, 503, 502, 0])
+def test_a_service_that_is_full_or_away_is_waited_for(bulk: RunCommand, jobs_server: JobsServer, status: int) -> None:
+    jobs_server.script(refuse=10, status=status)
+    bulk.write(*bodies(12))
+    done = bulk.run(*go(bulk, jobs_server))
+    assert done.returncode == 0, done.stderr
+    assert jobs_server.get("/stats")["says"] == sorted(f"say-{n}" for n in range(12))
+    assert jobs_server.get("/stats")["posts"] == 22
+
+
+def test_a_stream_that_is_cut_and_a_job_that_is_lost_are_taken_up_again(
+    bulk: RunCommand, jobs_server: JobsServer
+) -> None:
+    bulk.write({"say": "cut", "tokens": 5, "cut": 5}, {"say": "lost", "lose": 2})
+    done = bulk.run(*go(bulk, jobs_server))
+    assert done.returncode == 0, done.stderr
+    assert [say(result) for result in bulk.results()] == ["cut", "lost"]
+
+
+def test_two_runs_do_not_write_one_output(bulk: RunCommand, jobs_server: JobsServer) -> None:
+    bulk.write({"say": "x", "turn": 99})
+    with bulk.start(*go(bulk, jobs_server)):
+        jobs_server.get("/when?made=1")
+        second = bulk.run(*go(bulk, jobs_server))
+    assert second.returncode == 2
+    assert "another slotstream run" in second.stderr
+
+
+def nothing(bulk: RunCommand) -> None:
+    pass
+
+
+def make_folder(bulk: RunCommand) -> None:
+    bulk.output.mkdir()
+
+
+def make_foreign_output(bulk: RunCommand) -> None:
+    bulk.output.write_text("mine\n")
+
+
+def make_foreign_part(bulk: RunCommand) -> None:
+    bulk.part.write_text("mine\n")
+
+
+def make_csv(bulk: RunCommand) -> None:
+    bulk.source.write_text("a,b\n1,2\n")
+
+
+@pytest.mark.parametrize(
+    ("prepare", "arguments", "sentence"),
+    [
+        (nothing, ["nothing.jsonl", "-o", "out.jsonl"], "nothing.jsonl does not exist"),
+        (nothing, [".", "-o", "out.jsonl"], "is a folder"),
+        (make_csv, ["in.jsonl", "-o", "out.jsonl"], "has no line that can be run"),
+        (nothing, ["in.jsonl", "-o", "in.jsonl"], "would overwrite the input"),
+        (nothing, ["in.jsonl", "-o", "./x/../in.jsonl"], "would overwrite the input"),
+        (nothing, ["in.jsonl", "-o", "no/such/out.jsonl"], "there is no folder"),
+        (nothing, ["in.jsonl", "-o", "/proc/out.jsonl"], "cannot write"),
+        (nothing, ["in.jsonl", "-o", "/dev/null"], "not a regular file"),
+        (make_folder, ["in.jsonl", "-o", "out.jsonl"], "is a folder"),
+        (make_foreign_output, ["in.jsonl", "-o", "out.jsonl"], "exists already; --restart replaces it"),
+        (make_foreign_part, ["in.jsonl", "-o", "out.jsonl"], "--restart replaces it"),
+        (nothing, ["in.jsonl"], "-o"),
+        (nothing, ["in.jsonl", "-o", "out.jsonl", "--in-flight", "0"], "--in-flight"),
+        (nothing, ["in.jsonl", "-o", "out.jsonl", "--state-dir", "/proc/x"], "cannot make the folder"),
+    ],
+)
+def test_what_cannot_work_is_one_sentence_before_anything_starts(
+    bulk: RunCommand,
+    jobs_server: JobsServer,
+    prepare: Callable[[RunCommand], None],
+    arguments: list[str],
+    sentence: str,
+) -> None:
+    bulk.write({"say": "x"})
+    prepare(bulk)
+    refused = bulk.run(*arguments, "--url", jobs_server.url)
+    assert refused.returncode == 2
+    assert sentence in refused.stderr
+    assert refused.stderr.count("\n") == 1
+    assert "Traceback" not in refused.stderr
+    assert jobs_server.get("/stats")["posts"] == 0
+
+
+def test_without_a_model_or_a_service_it_asks_for_one(bulk: RunCommand) -> None:
+    bulk.write({"say": "x"})
+    refused = bulk.run("in.jsonl", "-o", "out.jsonl")
+    assert refused.returncode == 2
+    assert "which model?" in refused.stderr
+
+
+def test_a_service_that_is_not_there_is_said_at_once(bulk: RunCommand) -> None:
+    bulk.write({"say": "x"})
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    for url in (f"http://127.0.0.1:{port}", "nonsense"):
+        refused = bulk.run("in.jsonl", "-o", "out.jsonl", "--url", url)
+        assert refused.returncode == 2
+        assert refused.stderr.count("\n") == 1
+        assert url in refused.stderr
+
+
+def test_a_state_that_cannot_be_read_is_no_state(bulk: RunCommand, jobs_server: JobsServer) -> None:
+    bulk.write({"say": "x"})
+    assert bulk.run(*go(bulk, jobs_server)).returncode == 0
+    (state,) = (bulk.folder / "state").rglob("run.json")
+    state.write_text("{")
+    again = bulk.run(*go(bulk, jobs_server))
+    assert again.returncode == 2
+    assert "exists already" in again.stderr
+
+
+def test_a_crash_between_the_rename_and_its_note_is_complete(bulk: RunCommand, jobs_server: JobsServer) -> None:
+    bulk.write({"say": "x"})
+    assert bulk.run(*go(bulk, jobs_server)).returncode == 0
+    (state,) = (bulk.folder / "state").rglob("run.json")
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"phase": "finishing"}))
+    again = bulk.run(*go(bulk, jobs_server))
+    assert (again.returncode, "complete already" in again.stderr) == (0, True)
+
+
+def test_the_output_may_be_anywhere_and_the_state_is_the_outputs(
+    bulk: RunCommand, jobs_server: JobsServer, tmp_path: Path
+) -> None:
+    bulk.write({"say": "x"})
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "deep")
+    first = bulk.run("in.jsonl", "-o", "link/out.jsonl", "--url", jobs_server.url)
+    assert first.returncode == 0, first.stderr
+    second = bulk.run("in.jsonl", "-o", "deep/out.jsonl", "--url", jobs_server.url)
+    assert "complete already" in second.stderr

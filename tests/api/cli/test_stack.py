@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from api.cli.stack import Place, config_of, free_port
+from tests.api.cli.conftest import RunCommand, environment
+
+
+def serve(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "api.cli", "serve", *arguments],
+        cwd=folder,
+        env=environment(XDG_STATE_HOME=str(folder / "state")),
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+
+
+def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        refused = serve(tmp_path, "-m", "demo", "--port", str(port))
+    assert refused.returncode == 2
+    assert refused.stderr == (
+        f"slotstream serve: cannot listen on 127.0.0.1:{port}: Address already in use (see --port)\n"
+    )
+
+
+def test_a_bad_model_ends_serve_and_run_with_the_workers_own_sentence(tmp_path: Path, bulk: RunCommand) -> None:
+    refused = serve(tmp_path, "-m", "nothing.gguf", "--port", "0")
+    assert refused.returncode == 2
+    assert "slotstream worker: " in refused.stderr
+    assert "nothing.gguf" in refused.stderr
+    assert "starting it again" not in refused.stderr
+    bulk.write({"messages": []})
+    run = bulk.run("in.jsonl", "-o", "out.jsonl", "-m", "nothing.gguf")
+    assert run.returncode == 2
+    assert "nothing.gguf" in run.stderr.splitlines()[-1]
+
+
+def test_a_stop_while_it_starts_leaves_nothing_behind(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "api.cli", "serve", "-m", "demo", "--port", "0"],
+        cwd=tmp_path,
+        env=environment(XDG_STATE_HOME=str(tmp_path / "state")),
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        assert "starting" in process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        # Its children write to the same pipe: this ends when the last of them is gone.
+        rest = process.stderr.read()
+        assert process.wait(30) == 0, rest
+    assert rest.endswith("slotstream serve: stopped\n")
+
+
+def test_the_config_file_is_handed_on() -> None:
+    assert config_of(["-m", "x", "--config", "a.toml"]) == {"SLOTSTREAM_CONFIG": "a.toml"}
+    assert config_of(["--config=b.toml"]) == {"SLOTSTREAM_CONFIG": "b.toml"}
+    assert config_of(["-m", "x"]) == {}
+    assert config_of([]) == {}
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80"),
+        ("0.0.0.0", "http://127.0.0.1:80"),
+        ("::", "http://[::1]:80"),
+        ("::1", "http://[::1]:80"),
+        ("box.example", "http://box.example:80"),
+    ],
+)
+def test_a_place_has_a_url_that_can_be_asked_from_here(host: str, url: str) -> None:
+    assert Place(Path(), host, 80).url == url
+
+
+def test_a_free_port_is_free() -> None:
+    port = free_port("127.0.0.1")
+    socket.create_server(("127.0.0.1", port)).close()

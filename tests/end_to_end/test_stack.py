@@ -1,0 +1,179 @@
+"""What holds through all roles together: requests, streams, sharing, stops and deaths."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from shared.bus import open_bus
+from tests.end_to_end.conftest import Stack
+
+LONG = 600
+"""Tokens of an answer that is still being made when a test looks."""
+
+
+def ask(prompt: str = "Hi", **more: Any) -> dict[str, Any]:
+    return {"prompt": prompt, "n_predict": 12, "seed": 5, "ignore_eos": True, **more}
+
+
+async def events(response: httpx.Response) -> list[dict[str, Any]]:
+    return [json.loads(line[6:]) async for line in response.aiter_lines() if line.startswith("data: {")]
+
+
+async def make_job(stack: Stack, body: dict[str, Any], **more: Any) -> str:
+    response = await stack.http.post("/v1/jobs", json={"endpoint": "/completion", "body": body, **more})
+    assert response.status_code == 202, response.text
+    job_id: str = response.json()["id"]
+    return job_id
+
+
+async def follow(stack: Stack, job_id: str, after: int = 0) -> tuple[list[tuple[int, str]], dict[str, Any]]:
+    """(number, text) of each token of a job, and the job at its end."""
+    tokens: list[tuple[int, str]] = []
+    path = f"/v1/jobs/{job_id}/events?starting_after={after}"
+    async with stack.http.stream("GET", path) as response:
+        number, name = 0, ""
+        async for line in response.aiter_lines():
+            field, _, value = line.partition(": ")
+            if field == "id":
+                number = int(value)
+            elif field == "event":
+                name = value
+            elif field == "data" and name == "token":
+                tokens.append((number, json.loads(value)["text"]))
+            elif field == "data":
+                return tokens, json.loads(value)
+    raise AssertionError("the stream ended without its end")
+
+
+async def test_a_stream_says_what_the_plain_answer_says(stack: Stack, model: Path) -> None:
+    await stack.start_worker(model)
+    plain = (await stack.http.post("/completion", json=ask())).json()
+    async with stack.http.stream("POST", "/completion", json=ask(stream=True)) as response:
+        streamed = await events(response)
+    assert plain["tokens_predicted"] == 12
+    assert "".join(event["content"] for event in streamed) == plain["content"]
+    assert [event["stop"] for event in streamed] == [False] * (len(streamed) - 1) + [True]
+    assert streamed[-1]["tokens_predicted"] == 12
+
+
+async def test_what_only_a_worker_can_know_is_a_plain_error_even_for_a_stream(stack: Stack, model: Path) -> None:
+    await stack.start_worker(model, ctx_size=512, parallel=4)
+    for body in (ask("word " * 400, stream=True), ask("word " * 400)):
+        response = await stack.http.post("/completion", json=body)
+        error = response.json()["error"]
+        assert (response.status_code, error["type"], error["n_ctx"]) == (400, "exceed_context_size_error", 128)
+        assert error["n_prompt_tokens"] >= 128
+    for prompt in ([49152], [2**30]):
+        response = await stack.http.post("/completion", json=ask() | {"prompt": prompt})
+        assert response.status_code == 400, response.text
+    assert (await stack.http.post("/completion", json=ask())).status_code == 200
+
+
+async def test_two_streams_share_one_batch(stack: Stack, model: Path) -> None:
+    await stack.start_worker(model, ctx_size=8192, parallel=2)
+    jobs = [await make_job(stack, ask(n_predict=LONG, seed=n), priority="interactive") for n in range(2)]
+
+    async def both_at_work() -> bool:
+        return len({slot["id"] for slot in await _generating(stack)}) == 2
+
+    await stack.until(both_at_work)
+    ended = await asyncio.gather(*(follow(stack, job) for job in jobs))
+    assert [job["status"] for _, job in ended] == ["succeeded"] * 2
+
+
+async def test_a_client_that_goes_away_frees_its_slot(stack: Stack, model: Path) -> None:
+    await stack.start_worker(model, ctx_size=16384, parallel=2)
+    async with stack.http.stream("POST", "/completion", json=ask(n_predict=7000, stream=True)) as response:
+        lines = response.aiter_lines()  # held: let go of, it would close the stream
+        await anext(lines)
+        await stack.until(lambda: _is(stack, busy=1))
+    await stack.until(lambda: _is(stack, busy=0))
+    with pytest.raises(httpx.ReadTimeout):
+        await stack.http.post("/completion", json=ask(n_predict=7000), timeout=0.5)
+    await stack.until(lambda: _is(stack, busy=0))
+    assert (await stack.http.post("/completion", json=ask())).status_code == 200
+
+
+async def _is(stack: Stack, busy: int) -> bool:
+    return await stack.busy_slots() == busy
+
+
+async def test_two_workers_share_a_queue(stack: Stack, model: Path) -> None:
+    await stack.start_worker(model, parallel=2)
+    await stack.start_worker(model, parallel=2)
+    jobs = [await make_job(stack, ask(n_predict=24, seed=n)) for n in range(24)]
+    ended = [await follow(stack, job) for job in jobs]
+    assert [job["status"] for _, job in ended] == ["succeeded"] * 24
+    async with open_bus(stack.bus_settings, name="test") as bus:
+        records = [await bus.queue.record(job) for job in jobs]
+    assert {record.finished.worker for record in records if record and record.finished} == await stack.workers()
+
+
+async def test_a_worker_that_is_told_to_leave_gives_its_jobs_back_and_no_attempt_is_burnt(
+    stack: Stack, model: Path
+) -> None:
+    whole = await _text_alone(stack, model)
+    first = await stack.start_worker(model, ctx_size=16384, parallel=2)
+    job = await make_job(stack, ask(n_predict=LONG))
+    reader = asyncio.create_task(follow(stack, job))
+    await stack.until(lambda: _has_begun(stack))
+    second = await stack.start_worker(model, ctx_size=16384, parallel=2)
+    first.signal(signal.SIGTERM)
+    assert await first.wait() == 0
+    tokens, ended = await reader
+    _is_gapless(tokens)
+    assert (ended["status"], ended["attempts"]) == ("succeeded", 1)
+    assert "".join(text for _, text in tokens) == ended["result"]["content"] == whole
+    assert second.process.poll() is None
+
+
+async def test_a_killed_workers_streams_go_on_at_the_next_token(stack: Stack, model: Path) -> None:
+    whole = await _text_alone(stack, model)
+    first = await stack.start_worker(model, ctx_size=16384, parallel=2)
+    job = await make_job(stack, ask(n_predict=LONG), priority="interactive")
+    reader = asyncio.create_task(follow(stack, job))
+    await stack.until(lambda: _has_begun(stack))
+    first.signal(signal.SIGKILL)
+    await stack.start_worker(model, ctx_size=16384, parallel=2)
+    tokens, ended = await reader
+    _is_gapless(tokens)
+    assert (ended["status"], ended["attempts"]) == ("succeeded", 2)
+    assert "".join(text for _, text in tokens) == ended["result"]["content"] == whole
+    late, again = await follow(stack, job, after=7)
+    assert late == tokens[7:] and again == ended
+
+
+async def _text_alone(stack: Stack, model: Path) -> str:
+    """The text of the long answer, undisturbed."""
+    worker = await stack.start_worker(model, ctx_size=16384, parallel=2)
+    text: str = (await stack.http.post("/completion", json=ask(n_predict=LONG))).json()["content"]
+    worker.signal(signal.SIGTERM)
+    await worker.wait()
+    return text
+
+
+async def _has_begun(stack: Stack) -> bool:
+    return bool(await _generating(stack))
+
+
+async def _generating(stack: Stack) -> list[dict[str, Any]]:
+    """The slots that have said something already."""
+    slots = (await stack.http.get("/slots")).json()
+    return [slot for slot in slots if slot["is_processing"] and slot["next_token"][0]["n_decoded"] > 3]
+
+
+def _is_gapless(tokens: list[tuple[int, str]]) -> None:
+    assert [number for number, _ in tokens] == list(range(1, len(tokens) + 1))
+
+
+async def test_the_server_may_restart_under_everybody(stack: Stack, model: Path) -> None:
+    """See `shared/bus` for the hard cases; here, that the roles come back by themselves."""
+    await stack.start_worker(model)
+    assert (await stack.http.get("/health")).json()["status"] == "ok"
