@@ -7,6 +7,7 @@ the free ones and a small window beyond, so that a slot that frees up has its ne
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -91,14 +92,16 @@ class Puller:
 
     async def listen(self) -> None:
         """Follow the wake-ups until cancelled."""
-        async for wake in self._queue.wakes(self._station.worker_id, self._station.model):
-            match wake.kind:
-                case "cancel" if wake.job_id:
-                    self._publisher.cancel(wake.job_id)
-                case "new":
-                    self.nudge()
-                case _:
-                    self.sweep()
+        wakes = self._queue.wakes(self._station.worker_id, self._station.model)
+        async with contextlib.aclosing(wakes):
+            async for wake in wakes:
+                match wake.kind:
+                    case "cancel" if wake.job_id:
+                        self._publisher.cancel(wake.job_id)
+                    case "new":
+                        self.nudge()
+                    case _:
+                        self.sweep()
 
     def wanted(self) -> Wanted:
         n_interactive, n_bulk = self._held.count(Lane.INTERACTIVE), self._held.count(Lane.BULK)

@@ -102,6 +102,11 @@ class Stack:
         await self.until(is_there, role)
         return role
 
+    async def close(self) -> None:
+        await self.http.aclose()
+        for role in self.roles:
+            role.end()
+
     async def workers(self) -> set[str]:
         """Ids of the workers that are ready."""
         slots = (await self.http.get("/slots")).json()
@@ -143,9 +148,7 @@ async def bare_stack(redis_url: str, tmp_path: Path) -> AsyncIterator[Stack]:
     try:
         yield stack
     finally:
-        await stack.http.aclose()
-        for role in stack.roles:
-            role.end()
+        await stack.close()
 
 
 @pytest.fixture

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
+import openai
 import pytest
 
-from shared.bus import open_bus
+from shared.bus import EmbeddedServer, open_bus
 from tests.end_to_end.conftest import Stack
+from tests.models import demo_model_path
 
 LONG = 600
 """Tokens of an answer that is still being made when a test looks."""
@@ -173,7 +177,46 @@ def _is_gapless(tokens: list[tuple[int, str]]) -> None:
     assert [number for number, _ in tokens] == list(range(1, len(tokens) + 1))
 
 
-async def test_the_server_may_restart_under_everybody(stack: Stack, model: Path) -> None:
-    """See `shared/bus` for the hard cases; here, that the roles come back by themselves."""
-    await stack.start_worker(model)
-    assert (await stack.http.get("/health")).json()["status"] == "ok"
+async def test_the_server_may_be_killed_under_a_stream(tmp_path: Path, model: Path) -> None:
+    """All of it comes back by itself: the stream goes on, without a gap and without a repeat."""
+    with EmbeddedServer() as server:
+        stack = Stack(server.start(tmp_path / "valkey"), tmp_path)
+        try:
+            await stack.start_api()
+            await stack.start_worker(model, ctx_size=16384, parallel=2)
+            job = await make_job(stack, ask(n_predict=LONG))
+            reader = asyncio.create_task(follow(stack, job))
+            await stack.until(lambda: _has_begun(stack))
+            assert server.pid
+            os.kill(server.pid, signal.SIGKILL)
+            await asyncio.to_thread(server.stop)
+            await asyncio.to_thread(server.start, tmp_path / "valkey")
+            tokens, ended = await reader
+            _is_gapless(tokens)
+            assert ended["status"] == "succeeded"
+            assert "".join(text for _, text in tokens) == ended["result"]["content"]
+            assert len(ended["result"]["content"]) > 0
+        finally:
+            await stack.close()
+
+
+async def test_the_openai_client_works_on_the_real_thing(stack: Stack) -> None:
+    await stack.start_worker(demo_model_path(), alias="smollm", threads=0, ctx_size=4096, parallel=4)
+    client = openai.AsyncOpenAI(base_url=f"{stack.http.base_url}/v1", api_key="none")
+    question: list[Any] = [{"role": "user", "content": "What is the capital of Japan?"}]
+    plain = await client.chat.completions.create(model="x", messages=question, max_tokens=16, temperature=0)
+    assert "Tokyo" in (plain.choices[0].message.content or "")
+    assert plain.usage and plain.usage.completion_tokens <= 16
+    chunks = [
+        chunk.choices[0].delta.content or ""
+        async for chunk in await client.chat.completions.create(
+            model="x", messages=question, max_tokens=16, temperature=0, stream=True
+        )
+    ]
+    assert "".join(chunks) == plain.choices[0].message.content
+    vectors = await client.embeddings.create(model="x", input=["a cat", "a kitten", "the stock market", "a cat"])
+    cat, kitten, market, again = (np.array(item.embedding) for item in vectors.data)
+    assert cat @ cat == pytest.approx(1, abs=1e-3)
+    assert np.abs(cat - again).max() < 1e-5
+    assert cat @ kitten > cat @ market
+    await client.close()
