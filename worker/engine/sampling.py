@@ -213,7 +213,8 @@ def _survey(row: Floats, sampler: Sampler) -> _Survey:
         else:
             ids = _largest(row, min(len(row), N_CHUNKS // 4))
         survey = _sorted(row, ids, len(ids), mass)
-        is_enough = sampler.min_p > 0 or _weights(survey.logits[None]).sum() >= sampler.top_p * mass
+        share = _weights(survey.logits[None]).sum() / mass
+        is_enough = sampler.min_p > 0 or (sampler.top_p < 1.0 and share >= sampler.top_p)
         if is_enough and len(survey.ids) >= sampler.min_keep:
             return survey
     return _sorted(row, np.arange(len(row)), len(row), None)

