@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import statistics
 import sys
@@ -21,6 +22,7 @@ from pydantic import SecretStr
 
 from api.cli.service import JobView, Service
 from api.cli.stack import Place, free_port, open_stack
+from bench.machine import Usage, usage
 from bench.raw import Workload
 from shared.bus import Bus, EmbeddedServer, open_bus
 from shared.settings import BusSettings, ServeSettings
@@ -38,6 +40,8 @@ class Pair:
     raw_s: float
     gap_ms: float
     decode_ms: float
+    spent: Usage
+    """CPU time during the queue's turn."""
 
     @property
     def ratio(self) -> float:
@@ -80,9 +84,11 @@ async def _measure(load: Workload, n_pairs: int, folder: Path) -> list[Pair]:
 
 
 async def _pair(service: Service, bus: Bus, load: Workload, spec: Path) -> Pair:
+    before = usage()
     queue_s = await _through_queue(service, load)
+    spent = usage().since(before)
     [worker] = await bus.presence.workers()
-    return Pair(queue_s, await _raw(load, spec), worker.gap_ms, worker.decode_ms)
+    return Pair(queue_s, await _raw(load, spec), worker.gap_ms, worker.decode_ms, spent)
 
 
 async def _through_queue(service: Service, load: Workload) -> float:
@@ -138,5 +144,17 @@ def report(pairs: list[Pair], n_jobs: int) -> str:
         f"   raw llama_decode loop {generated / median([pair.raw_s for pair in pairs]):.1f} tokens/s"
         f"   ratio {median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}, {len(pairs)} pairs)"
         f"   between two decodes {median([pair.gap_ms for pair in pairs]):.2f} ms"
-        f" of {median([pair.decode_ms for pair in pairs]):.0f} ms"
+        f" of {median([pair.decode_ms for pair in pairs]):.0f} ms\n"
+        f"  CPU time in the queue's turns: {_shares(pairs)}"
     )
+
+
+def _shares(pairs: list[Pair]) -> str:
+    """Of all CPU time that the machine had in the queue's turns, who took how much."""
+    available = sum(pair.queue_s for pair in pairs) * (os.cpu_count() or 1)
+    spent: dict[str, float] = {}
+    for pair in pairs:
+        for name, seconds in [*pair.spent.by_command.items(), ("others", pair.spent.others_s)]:
+            spent[name] = spent.get(name, 0.0) + seconds
+    parts = sorted(spent.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {seconds / available:.1%}" for name, seconds in parts if seconds / available > 0.001)

@@ -20,6 +20,7 @@ def main() -> int:
         os.environ.setdefault(name, value)
     telemetry.configure(settings.log_level, settings.log_format, "worker")
     # Only now: these import llama.cpp, whose threads read the variables above once.
+    sys.setswitchinterval(0.0005)
     import uvloop  # noqa: PLC0415
 
     from worker.app import run  # noqa: PLC0415

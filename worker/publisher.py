@@ -63,7 +63,9 @@ class Publisher:
         while not self._is_closing:
             await self._wait()
             self._hear()
-            await self._send([held for held in self._held if self._is_due(held)])
+            # One pipeline for all is hardly dearer than for one: when one goes, what the others have goes along.
+            if any(self._is_due(held) for held in self._held):
+                await self._send(list(self._held))
         self._hear()
         await self._send(list(self._held))
 
@@ -93,13 +95,13 @@ class Publisher:
     def _is_due(self, held: Held) -> bool:
         return held.is_due(time.monotonic(), bulk_wait_s=BULK_WAIT_S, bulk_tokens=BULK_TOKENS)
 
-    async def _send(self, due: list[Held]) -> None:
+    async def _send(self, jobs: list[Held]) -> None:
         """One pipeline of appends, then the endings, which must not overtake them."""
-        chunks = [chunk for held in due if (chunk := held.take_chunk())]
+        chunks = [chunk for held in jobs if (chunk := held.take_chunk())]
         if chunks:
             for chunk, verdict in zip(chunks, await self._append(chunks), strict=True):
                 self._heed(chunk.lease.job_id, verdict)
-        ending = [held for held in due if held.is_complete and self._held.get(held.job.id) is held]
+        ending = [held for held in jobs if held.is_complete and self._held.get(held.job.id) is held]
         await asyncio.gather(*(self._finish(held) for held in ending))
 
     async def _append(self, chunks: list[Chunk]) -> list[Verdict]:

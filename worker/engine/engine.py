@@ -17,6 +17,7 @@ import numpy as np
 
 from shared.errors import Cancelled, EngineFailed, Expired, InvalidRequest, PromptTooLong, SlotstreamError
 from shared.events import Failure, StopType, Timings
+from shared.jobs import Lane
 from worker.engine.cells import Cells
 from worker.engine.config import EngineConfig
 from worker.engine.embedding import Embedder
@@ -65,6 +66,8 @@ _Message = _Cancel | _Discard | _Submitted
 
 OVERDUE_EVERY_S = 0.05
 """How often deadlines are looked at."""
+HURRY_S = 60.0
+"""People come in bursts: for so long after one, decodes stay short for the next."""
 
 
 class Engine:
@@ -96,6 +99,7 @@ class Engine:
         self._lines: list[Line] = []
         self._has_embedded = False
         self._overdue_at = 0.0
+        self._hurried_until = 0.0
         self._batch = BatchSnapshot()
         self._progress_at = time.monotonic()
         self._is_resting = True
@@ -238,10 +242,8 @@ class Engine:
         self._wake.clear()
         while self._inbox:
             match self._inbox.popleft():
-                case _Submitted(GenerateTask() as task, at):
+                case _Submitted(task, at):
                     self._take_on(task, at)
-                case _Submitted(EmbedTask() as task, at):
-                    self._take_on_embedding(task, at)
                 case _Cancel(job_id):
                     self._end_all(partial(_is_of_job, job_id), _CANCELLED)
                 case _Discard(job_id):
@@ -251,8 +253,12 @@ class Engine:
             self._overdue_at = now + OVERDUE_EVERY_S
             self._end_all(partial(_is_overdue, now), _EXPIRED)
 
-    def _take_on(self, task: GenerateTask, at: float) -> None:
-        if error := self._check(task):
+    def _take_on(self, task: Task, at: float) -> None:
+        if task.lane is Lane.INTERACTIVE:
+            self._hurried_until = at + HURRY_S
+        if isinstance(task, EmbedTask):
+            self._take_on_embedding(task, at)
+        elif error := self._check(task):
             self._finish(task, Failure.of(error))
         elif (ending := self._ending_at_once(task)) is not None:
             self._answer_at_once(task, ending)
@@ -360,8 +366,14 @@ class Engine:
             if suspect.phase is not Phase.ENDED:
                 return plan_batch([suspect], self._n_batch, self._n_batch)
         n_generating = sum(sequence.is_generating for sequence in self._running)
-        n_prefill = min(self._pace.prefill_budget(n_generating), self._max_prefill)
+        n_prefill = min(self._pace.prefill_budget(n_generating, is_hurried=self._is_hurried()), self._max_prefill)
         return plan_batch(self._running, self._n_batch, n_prefill)
+
+    def _is_hurried(self) -> bool:
+        """Whether a person waits for a token, or may well do so soon."""
+        return time.monotonic() < self._hurried_until or any(
+            sequence.is_generating and sequence.task.lane is Lane.INTERACTIVE for sequence in self._running
+        )
 
     def _decode(self, plan: Plan[Sequence], pieces: list[Piece]) -> Outcome:
         if not pieces:
@@ -462,7 +474,7 @@ class Engine:
         self._has_embedded = True
         self._meter.pause()
         self._scribe.hand(self._take_lines())
-        n_left = self._pace.prefill_budget(len(self._running))
+        n_left = self._pace.prefill_budget(len(self._running), is_hurried=self._is_hurried())
         n_inputs = 0
         while len(self._to_embed) and n_left > 0 and not self._is_stopping:
             task, _ = self._to_embed.pop()

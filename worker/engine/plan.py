@@ -11,8 +11,9 @@ from typing import Generic, Protocol, TypeVar
 
 TARGET_MS = 250.0
 """A decode that somebody waits on for a next token should not take longer: half of it is felt as a stutter."""
-TARGET_ALONE_MS = 1000.0
-"""A decode of prompts alone: bounded too, since cancels, new tasks and the watchdog are looked at between decodes."""
+TARGET_UNHURRIED_MS = 1000.0
+"""A decode that nobody waits on: each costs some tens of milliseconds however little is in it, so fewer and larger
+ones are quicker. Bounded all the same, since cancels, new tasks and the watchdog are looked at between decodes."""
 MIN_PREFILL = 32
 """Tokens of prompts that a batch may always have, so that prefill never stands still."""
 FIRST_PREFILL = 128
@@ -100,11 +101,12 @@ class Pace:
             token_ms = (elapsed_ms - base_ms) / n_prefill
             self._token_ms = _smooth(self._token_ms or token_ms, token_ms)
 
-    def prefill_budget(self, n_generating: int) -> int:
-        """Prompt tokens for the next decode beside so many generating rows."""
+    def prefill_budget(self, n_generating: int, *, is_hurried: bool = True) -> int:
+        """Prompt tokens for the next decode beside so many generating rows; hurried when a person waits for one."""
         if self._token_ms is None:
             return min(FIRST_PREFILL, self._n_batch)
-        room_ms = TARGET_MS - self._rows_ms if n_generating else TARGET_ALONE_MS
+        target_ms = TARGET_MS if n_generating and is_hurried else TARGET_UNHURRIED_MS
+        room_ms = target_ms - (self._rows_ms if n_generating else 0.0)
         n_fitting = int(max(room_ms, 0.0) / max(self._token_ms, 1e-6))
         return min(max(n_fitting, MIN_PREFILL), self._n_batch)
 

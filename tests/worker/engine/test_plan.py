@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.engine.plan import MIN_PREFILL, TARGET_ALONE_MS, TARGET_MS, Pace, fair_shares, plan_batch
+from worker.engine.plan import MIN_PREFILL, TARGET_MS, TARGET_UNHURRIED_MS, Pace, fair_shares, plan_batch
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ def test_prefill_beside_generating_rows_keeps_to_the_target() -> None:
         pace.observe(4, 0, 50.0)
         pace.observe(4, 100, 50.0 + 100 * 2.0)
     assert pace.prefill_budget(4) == pytest.approx((TARGET_MS - 50) / 2.0, abs=2)
-    assert pace.prefill_budget(0) == pytest.approx(TARGET_ALONE_MS / 2.0, abs=2)
+    assert pace.prefill_budget(4, is_hurried=False) == pytest.approx((TARGET_UNHURRIED_MS - 50) / 2.0, abs=2)
+    assert pace.prefill_budget(0) == pytest.approx(TARGET_UNHURRIED_MS / 2.0, abs=2)
 
 
 def test_prefill_never_stands_still() -> None:
