@@ -31,8 +31,6 @@ class Held:
     accepted: Accepted | None = None
     progress: Progress | None = None
     unsent: list[Tokens] = field(default_factory=list)
-    unsent_since: float | None = None
-    """time.monotonic() of the oldest unsent event."""
 
     @property
     def job(self) -> Job:
@@ -46,32 +44,26 @@ class Held:
     def is_complete(self) -> bool:
         return self.failure is not None or len(self.parts) >= self.expected
 
-    def hear(self, event: Accepted | Progress | Tokens | Answer | Vector | Failure, now: float) -> None:
+    def hear(self, event: Accepted | Progress | Tokens | Answer | Vector | Failure) -> None:
         """Take in what the intake or the engine said. The first failure ends the job, whatever else is under way."""
         match event:
             case Tokens():
                 self.unsent.append(event)
-                self.unsent_since = self.unsent_since or now
             case Accepted():
                 self.accepted = event
-                self.unsent_since = self.unsent_since or now
             case Progress():
                 self.progress = event
-                self.unsent_since = self.unsent_since or now
             case Failure():
                 self.failure = self.failure or event
             case _:
                 self.parts.setdefault(event.index, event)
 
-    def is_due(self, now: float, *, bulk_wait_s: float, bulk_tokens: int) -> bool:
-        """Whether to send now: what somebody waits for at once, bulk when enough has gathered."""
+    @property
+    def is_urgent(self) -> bool:
+        """Whether somebody waits for what is unsent: a person for every token, bulk for its acceptance and its end."""
         if self.is_complete or self.accepted is not None:
             return True
-        if self.unsent_since is None:
-            return False
-        if self.job.lane is Lane.INTERACTIVE:
-            return True
-        return len(self.unsent) >= bulk_tokens or now - self.unsent_since >= bulk_wait_s
+        return self.job.lane is Lane.INTERACTIVE and (bool(self.unsent) or self.progress is not None)
 
     def take_chunk(self) -> Chunk | None:
         """What is to be appended now, numbered; None when there is nothing."""
@@ -79,7 +71,7 @@ class Held:
             return None
         chunk = Chunk(self.lease, self.next_event, tuple(self.unsent), self.accepted, self.progress)
         self.next_event += len(self.unsent)
-        self.unsent, self.unsent_since, self.accepted, self.progress = [], None, None, None
+        self.unsent, self.accepted, self.progress = [], None, None
         return chunk
 
     def ending(self, worker_id: str) -> Finished:
@@ -92,7 +84,10 @@ class Held:
 
 
 class HeldJobs:
-    """All held jobs by id. Whoever cares is told when one goes: `on_freed` may claim, `wait_empty` may leave."""
+    """All held jobs by id. Whoever cares is told when one goes: `on_freed` may claim, `wait_empty` may leave.
+
+    Changed on the event loop's thread alone; `get` is for any thread.
+    """
 
     def __init__(self) -> None:
         self._by_id: dict[str, Held] = {}

@@ -9,6 +9,7 @@ slot, and the lease keeper gives the jobs up after one lease.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from collections import deque
@@ -18,7 +19,8 @@ import structlog
 
 from shared.bus import Chunk, LeaseKeeper, Queue, Verdict
 from shared.errors import BusUnavailable
-from shared.events import Accepted, Failure
+from shared.events import Accepted, Failure, Progress, Tokens
+from shared.jobs import Lane
 from worker.engine import Engine, EngineEvent, SequenceKey
 from worker.held import Held, HeldJobs
 
@@ -41,6 +43,7 @@ class Publisher:
         self._inbox: deque[tuple[SequenceKey, EngineEvent | Accepted]] = deque()
         self._posted = asyncio.Event()
         self._is_closing = False
+        self._sent_at = 0.0
         self._engine: Engine | None = None
         self._keeper: LeaseKeeper | None = None
 
@@ -49,9 +52,15 @@ class Publisher:
         self._engine, self._keeper = engine, keeper
 
     def post(self, events: Sequence[tuple[SequenceKey, EngineEvent]]) -> None:
-        """What one step said. Any thread; one wake-up of the loop per step, never a wait."""
+        """What one step said. Any thread; at most one wake-up of the loop per step, never a wait."""
         self._inbox.extend(events)
-        self._loop.call_soon_threadsafe(self._posted.set)
+        # Waking the loop takes CPU time from the decode that is under way: bulk tokens are found when they are due.
+        if not all(self._can_wait(key, event) for key, event in events):
+            self._loop.call_soon_threadsafe(self._posted.set)
+
+    def _can_wait(self, key: SequenceKey, event: EngineEvent) -> bool:
+        held = self._held.get(key.job_id)
+        return held is None or (held.job.lane is Lane.BULK and isinstance(event, Tokens | Progress))
 
     def say(self, job_id: str, event: Accepted | Failure) -> None:
         """The intake's yes or no. Event loop only."""
@@ -63,8 +72,8 @@ class Publisher:
         while not self._is_closing:
             await self._wait()
             self._hear()
-            # One pipeline for all is hardly dearer than for one: when one goes, what the others have goes along.
-            if any(self._is_due(held) for held in self._held):
+            if any(held.is_urgent for held in self._held) or self._is_time_for_bulk():
+                # One pipeline for all is hardly dearer than for one: what the others have goes along.
                 await self._send(list(self._held))
         self._hear()
         await self._send(list(self._held))
@@ -74,29 +83,27 @@ class Publisher:
         self._posted.set()
 
     async def _wait(self) -> None:
-        """Until something is posted, or the oldest gathered bulk is due."""
-        oldest = min((held.unsent_since for held in self._held if held.unsent_since), default=None)
-        timeout = None if oldest is None else max(0.0, oldest + BULK_WAIT_S - time.monotonic())
-        try:
-            async with asyncio.timeout(timeout):
+        """Until something that cannot wait is posted, or it is time to look for what can."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(BULK_WAIT_S if len(self._held) else None):
                 await self._posted.wait()
-        except TimeoutError:
-            return
         self._posted.clear()
 
     def _hear(self) -> None:
-        now = time.monotonic()
         while self._inbox:
             key, event = self._inbox.popleft()
             # Words of a job that was lost in the meantime are nobody's.
             if held := self._held.get(key.job_id):
-                held.hear(event, now)
+                held.hear(event)
 
-    def _is_due(self, held: Held) -> bool:
-        return held.is_due(time.monotonic(), bulk_wait_s=BULK_WAIT_S, bulk_tokens=BULK_TOKENS)
+    def _is_time_for_bulk(self) -> bool:
+        return time.monotonic() - self._sent_at >= BULK_WAIT_S or any(
+            len(held.unsent) >= BULK_TOKENS for held in self._held
+        )
 
     async def _send(self, jobs: list[Held]) -> None:
         """One pipeline of appends, then the endings, which must not overtake them."""
+        self._sent_at = time.monotonic()
         chunks = [chunk for held in jobs if (chunk := held.take_chunk())]
         if chunks:
             for chunk, verdict in zip(chunks, await self._append(chunks), strict=True):

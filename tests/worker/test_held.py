@@ -25,16 +25,12 @@ def answer(index: int = 0) -> Answer:
     return Answer(index=index, text="", ids=(), prompt="", prompt_tokens=1, stop_type=StopType.EOS, seed=1)
 
 
-def is_due(job: Held, now: float) -> bool:
-    return job.is_due(now, bulk_wait_s=0.25, bulk_tokens=3)
-
-
 def test_chunks_are_numbered_without_gaps() -> None:
     job = held()
     firsts = []
     for texts in (["a"], ["b", "c"], ["d"]):
         for text in texts:
-            job.hear(said(text), 0.0)
+            job.hear(said(text))
         chunk = job.take_chunk()
         assert chunk
         firsts.append((chunk.first_event, "".join(event.text for event in chunk.events)))
@@ -45,48 +41,36 @@ def test_chunks_are_numbered_without_gaps() -> None:
 
 def test_what_is_not_numbered_takes_no_number() -> None:
     job = held()
-    job.hear(Accepted(prompt_tokens=3, n_ctx=8), 0.0)
-    job.hear(Progress(total=3, cache=0, processed=2, time_ms=1), 0.0)
+    job.hear(Accepted(prompt_tokens=3, n_ctx=8))
+    job.hear(Progress(total=3, cache=0, processed=2, time_ms=1))
     chunk = job.take_chunk()
     assert chunk
     assert (chunk.first_event, chunk.events, job.next_event) == (1, (), 1)
     assert chunk.accepted and chunk.progress
 
 
-def test_interactive_is_due_at_once() -> None:
-    job = held()
-    assert not is_due(job, 0.0)
-    job.hear(said("a"), 5.0)
-    assert is_due(job, 5.0)
+def test_a_person_waits_for_every_token_and_bulk_for_none() -> None:
+    interactive, bulk = held(), held(Lane.BULK)
+    assert not interactive.is_urgent
+    for job in (interactive, bulk):
+        job.hear(said("a"))
+    assert interactive.is_urgent and not bulk.is_urgent
+    interactive.take_chunk()
+    assert not interactive.is_urgent
 
 
-def test_bulk_is_due_after_a_while_or_enough_tokens() -> None:
+@pytest.mark.parametrize("event", [Accepted(prompt_tokens=3, n_ctx=8), answer(), Failure.of(InvalidRequest("no"))])
+def test_an_acceptance_and_an_ending_never_wait(event: Accepted | Answer | Failure) -> None:
     job = held(Lane.BULK)
-    job.hear(said("a"), 5.0)
-    assert not is_due(job, 5.2)
-    assert is_due(job, 5.26)
-    job.hear(said("b"), 5.1)
-    job.hear(said("c"), 5.1)
-    assert is_due(job, 5.1)
-    job.take_chunk()
-    job.hear(said("d"), 6.0)
-    assert not is_due(job, 6.1), "the wait starts with what is unsent"
-
-
-def test_an_acceptance_and_an_ending_never_wait() -> None:
-    job = held(Lane.BULK)
-    job.hear(Accepted(prompt_tokens=3, n_ctx=8), 0.0)
-    assert is_due(job, 0.0)
-    job.take_chunk()
-    job.hear(answer(), 0.0)
-    assert is_due(job, 0.0)
+    job.hear(event)
+    assert job.is_urgent
 
 
 def test_a_job_ends_when_its_last_part_has() -> None:
     job = held(expected=2)
-    job.hear(answer(1), 0.0)
+    job.hear(answer(1))
     assert not job.is_complete
-    job.hear(answer(0), 0.0)
+    job.hear(answer(0))
     assert [part.index for part in job.ending("w").parts] == [0, 1]
     assert job.ending("w").status == "succeeded"
 
@@ -102,9 +86,9 @@ def test_a_job_ends_when_its_last_part_has() -> None:
 )
 def test_the_first_failure_is_the_ending(error: SlotstreamError, status: str) -> None:
     job = held(expected=2)
-    job.hear(answer(0), 0.0)
-    job.hear(Failure.of(error), 0.0)
-    job.hear(Failure.of(EngineFailed("later")), 0.0)
+    job.hear(answer(0))
+    job.hear(Failure.of(error))
+    job.hear(Failure.of(EngineFailed("later")))
     ending = job.ending("w")
     assert job.is_complete
     assert (ending.status, ending.failure and ending.failure.message) == (status, "no")
