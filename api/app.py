@@ -76,7 +76,7 @@ def create_app(settings: ApiSettings) -> FastAPI:
         openapi_url=None,
         exception_handlers={SlotstreamError: on_error, HTTPException: on_error},
     )
-    app.add_middleware(Access, keys=Keys(settings.api_keys))
+    app.add_middleware(Access, keys=Keys(settings.api_key))
     return app
 
 

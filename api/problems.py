@@ -91,6 +91,8 @@ def response_to(error: Exception, scope: Scope) -> Response:
     headers: dict[str, str] = dict(getattr(error, "headers", None) or {})
     if isinstance(error, errors.Unavailable):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, errors.NotSupported):
+        headers["X-Should-Retry"] = "false"  # OpenAI's clients take a 501 for a passing fault
     if isinstance(error, errors.Unauthenticated):
         headers["WWW-Authenticate"] = "Bearer"
     return Response(

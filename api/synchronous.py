@@ -20,7 +20,7 @@ async def answer(request: Request, read: Callable[[dict[str, Any]], Ask]) -> ASG
     """Everything that can be refused without a worker is refused before anything is queued."""
     context = context_of(request)
     ask = read(await read_body(request, context.max_body))
-    model = await context.fleet.resolve(ask.model)
+    model = await context.fleet.resolve_staffed(ask.model)
     tenant = tenant_of(request)
     jobs = [
         Job(

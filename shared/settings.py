@@ -1,7 +1,7 @@
 """Every setting of every role: flags, `SLOTSTREAM_*` variables and a TOML file, in that order of weight.
 
-One frozen class a role. A field's name is its key in the TOML file and, in capitals behind `SLOTSTREAM_`, its
-variable; its flags stand beside it. The file is `--config FILE`, else `SLOTSTREAM_CONFIG`, else `slotstream.toml`
+One frozen class a role. A field's name is its key in the TOML file, in capitals behind `SLOTSTREAM_` its variable, and
+with dashes its long flag. The file is `--config FILE`, else `SLOTSTREAM_CONFIG`, else `slotstream.toml`
 in the current folder when there is one; keys at its top go to every role that knows them, those in a table
 `[api]`, `[worker]`, … to that role alone. Secrets are `SecretStr` and never printed.
 """
@@ -9,22 +9,22 @@ in the current folder when there is one; keys at its top go to every role that k
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import tomllib
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, Self, Union, get_args, get_origin
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings.sources import InitSettingsSource
 
-CONFIG_VARIABLE = "SLOTSTREAM_CONFIG"
+PREFIX = "SLOTSTREAM_"
+CONFIG_VARIABLE = PREFIX + "CONFIG"
 CONFIG_FILE = "slotstream.toml"
 
 
@@ -38,6 +38,17 @@ class Flag:
         object.__setattr__(self, "names", names)
 
 
+def _split(value: Any) -> Any:
+    """One text, perhaps with commas, or a list of them."""
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+        return texts
+    return tuple(part.strip() for text in texts for part in text.split(",") if part.strip())
+
+
+Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_split)]
+
+
 class ConfigError(Exception):
     """A setting is wrong. The message is one sentence that names it."""
 
@@ -46,7 +57,7 @@ class Settings(BaseSettings):
     """Base of all roles. Build with `from_command_line`, or directly with keyword arguments in tests."""
 
     model_config = SettingsConfigDict(
-        env_prefix="SLOTSTREAM_", frozen=True, extra="forbid", env_ignore_empty=True, protected_namespaces=()
+        env_prefix=PREFIX, frozen=True, extra="forbid", env_ignore_empty=True, protected_namespaces=()
     )
     role: ClassVar[str] = ""
     _file: ClassVar[dict[str, Any]] = {}
@@ -76,17 +87,18 @@ class Settings(BaseSettings):
     @classmethod
     def load(cls, config: str | None = None, /, **given: Any) -> Self:
         """Settings from `given`, variables and the file. Raises ConfigError."""
+        _check_variables()
         loaded: type[Self] = type(
             cls.__name__, (cls,), {"__module__": cls.__module__, "_file": _read_file(cls, config)}
         )
         try:
             return loaded(**given)
         except ValidationError as error:
-            raise ConfigError(_sentence(cls, error)) from None
+            raise ConfigError(_sentence(cls, error, given)) from None
 
     def to_environment(self) -> dict[str, str]:
         """The fields that were set, as variables: how a supervisor hands settings, secrets too, to a child."""
-        return {f"SLOTSTREAM_{name.upper()}": _as_variable(getattr(self, name)) for name in self.model_fields_set}
+        return {variable_of(name): _as_variable(getattr(self, name)) for name in self.model_fields_set}
 
 
 class BusSettings(Settings):
@@ -101,13 +113,13 @@ class BusSettings(Settings):
     partitions: Annotated[int, Flag("--partitions")] = Field(
         1, ge=1, le=1024, description="hash tags that jobs are spread over; the same for all processes"
     )
-    lease_s: Annotated[float, Flag("--lease")] = Field(
+    lease_s: Annotated[float, Flag("--lease-s")] = Field(
         5.0, ge=0.2, le=3600, description="seconds after which a silent worker's jobs go to another"
     )
-    retention_s: Annotated[float, Flag("--retention")] = Field(
+    retention_s: Annotated[float, Flag("--retention-s")] = Field(
         86400.0, ge=1, description="seconds for which an ended job and its result are kept"
     )
-    log_retention_s: Annotated[float, Flag("--log-retention")] = Field(
+    log_retention_s: Annotated[float, Flag("--log-retention-s")] = Field(
         900.0, ge=1, description="seconds for which the tokens of an ended job can be streamed again"
     )
     max_queued: Annotated[int, Flag("--max-queued")] = Field(
@@ -131,19 +143,19 @@ class ApiSettings(BusSettings):
     port: Annotated[int, Flag("--port")] = Field(
         8080, ge=0, le=65535, description="port to listen on; 0 takes a free one"
     )
-    api_keys: Annotated[tuple[SecretStr, ...], Flag("--api-key")] = Field(
-        (), description="key that clients must send; give it again for more, each is a tenant"
+    api_key: Annotated[Secrets, Flag("--api-key")] = Field(
+        (), description="key that clients must send; several with commas, or the flag again; each is a tenant"
     )
-    deadline_s: Annotated[float, Flag("--deadline")] = Field(
+    deadline_s: Annotated[float, Flag("--deadline-s")] = Field(
         3600.0, gt=0, le=7 * 86400, description="seconds that a synchronous request may take, waiting included"
     )
-    job_deadline_s: Annotated[float, Flag("--job-deadline")] = Field(
+    job_deadline_s: Annotated[float, Flag("--job-deadline-s")] = Field(
         86400.0, gt=0, le=30 * 86400, description="the same for jobs that nobody waits for"
     )
-    keep_alive_s: Annotated[float, Flag("--keep-alive")] = Field(
+    keep_alive_s: Annotated[float, Flag("--keep-alive-s")] = Field(
         15.0, gt=0, description="seconds of silence after which a stream gets a comment"
     )
-    accept_wait_s: Annotated[float, Flag("--accept-wait")] = Field(
+    accept_wait_s: Annotated[float, Flag("--accept-wait-s")] = Field(
         15.0, ge=0, description="seconds that a stream's headers wait for a worker's yes or no"
     )
     max_body_mb: Annotated[float, Flag("--max-body-mb")] = Field(32.0, gt=0, description="largest request body in MB")
@@ -185,7 +197,7 @@ class WorkerSettings(BusSettings):
     pooling: Annotated[Literal["mean", "cls", "last"] | None, Flag("--pooling")] = Field(
         None, description="pooling of embeddings; default: the model's own, else mean"
     )
-    grace_s: Annotated[float, Flag("--grace")] = Field(
+    grace_s: Annotated[float, Flag("--grace-s")] = Field(
         25.0, ge=0, description="seconds that SIGTERM leaves running jobs to finish before they are given back"
     )
 
@@ -250,7 +262,8 @@ def _parser(cls: type[Settings], prog: str, description: str) -> argparse.Argume
     parser = _Parser(
         prog=prog,
         description=description,
-        epilog="Every flag is also a variable SLOTSTREAM_<NAME> and a key of slotstream.toml.",
+        epilog="Every long flag is also a variable and a key of slotstream.toml: --keep-alive-s is"
+        " SLOTSTREAM_KEEP_ALIVE_S and keep_alive_s.",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
@@ -329,13 +342,27 @@ def _read_file(cls: type[Settings], config: str | None) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key in cls.model_fields}
 
 
-def _sentence(cls: type[Settings], error: ValidationError) -> str:
-    """The first fault in one sentence, with the flag a person would look for."""
+def _check_variables() -> None:
+    """A misspelt variable would be a setting that silently is not made. Raises ConfigError."""
+    known = {variable_of(name) for role in ROLES.values() for name in role.model_fields} | {CONFIG_VARIABLE}
+    if unknown := sorted({name for name in os.environ if name.startswith(PREFIX)} - known):
+        raise ConfigError(f"no setting is named {unknown[0]}")
+
+
+def variable_of(name: str) -> str:
+    """The environment's name of a field."""
+    return PREFIX + name.upper()
+
+
+def _sentence(cls: type[Settings], error: ValidationError, given: Mapping[str, Any]) -> str:
+    """The first fault in one sentence, with the flag or the variable that a person would look for."""
     first = error.errors(include_input=False, include_url=False)[0]
     name = str(first["loc"][0]) if first["loc"] else "settings"
     field = cls.model_fields.get(name)
     flag = next((item for item in field.metadata if isinstance(item, Flag)), None) if field else None
     shown = flag.names[-1] if flag else name
+    if name not in given and variable_of(name) in os.environ:
+        shown = variable_of(name)
     if first["type"] == "missing":
         return f"{shown} is needed"
     return f"{shown}: {first['msg'][0].lower()}{first['msg'][1:]}"
@@ -345,7 +372,7 @@ def _as_variable(value: Any) -> str:
     if isinstance(value, SecretStr):
         return value.get_secret_value()
     if isinstance(value, tuple):
-        return json.dumps([_as_variable(item) for item in value])
+        return ",".join(_as_variable(item) for item in value)
     if isinstance(value, bool):
         return "1" if value else "0"
     return "" if value is None else str(value)

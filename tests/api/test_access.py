@@ -25,7 +25,7 @@ KEY, OTHER = "sesame", "ключ"
 @pytest.fixture
 async def guarded(settings: ApiSettings, worker: ScriptedWorker) -> AsyncIterator[Api]:
     keys = (SecretStr(KEY), SecretStr(OTHER))
-    async with serve(settings.model_copy(update={"api_keys": keys, "max_body_mb": 0.01})) as served:
+    async with serve(settings.model_copy(update={"api_key": keys, "max_body_mb": 0.01})) as served:
         yield served
 
 

@@ -10,6 +10,7 @@ from shared.settings import (
     ROLES,
     ApiSettings,
     ConfigError,
+    Flag,
     RunSettings,
     ServeSettings,
     Settings,
@@ -95,18 +96,44 @@ def test_a_wrong_file_is_one_sentence_that_names_it(elsewhere: Path, content: st
 
 
 def test_secrets_are_never_printed() -> None:
-    settings = ServeSettings.load(api_keys=["sesame"], redis_url="redis://:sesame@h")
+    settings = ServeSettings.load(api_key=["sesame"], redis_url="redis://:sesame@h")
     assert "sesame" not in f"{settings!r} {settings}"
 
 
 def test_what_a_supervisor_was_told_reaches_its_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = ServeSettings.load(api_keys=["a", "b"], redis_url="redis://:p@h", parallel=3, flash_attn="on", port=9)
+    told = ServeSettings.load(api_key=["a", "b"], redis_url="redis://:p@h", parallel=3, flash_attn="on", port=9)
     for name, value in told.to_environment().items():
         monkeypatch.setenv(name, value)
     api, worker = ApiSettings.load(), WorkerSettings.load()
-    assert [key.get_secret_value() for key in api.api_keys] == ["a", "b"]
+    assert [key.get_secret_value() for key in api.api_key] == ["a", "b"]
     assert (api.port, api.redis_url.get_secret_value()) == (9, "redis://:p@h")
     assert (worker.parallel, worker.flash_attn) == (3, "on")
+
+
+@pytest.mark.parametrize("value", ["a,b", " a , b ", "a,,b"])
+def test_several_keys_fit_into_one_variable(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLOTSTREAM_API_KEY", value)
+    assert [key.get_secret_value() for key in ApiSettings.load().api_key] == ["a", "b"]
+
+
+def test_a_misspelt_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLOTSTREAM_API_KEYS", "a")
+    with pytest.raises(ConfigError, match="no setting is named SLOTSTREAM_API_KEYS"):
+        ApiSettings.load()
+
+
+def test_a_wrong_variable_is_named_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLOTSTREAM_PORT", "x")
+    with pytest.raises(ConfigError, match="SLOTSTREAM_PORT: input should be a valid integer"):
+        ApiSettings.load()
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_fields_name_is_its_long_flag(role: str) -> None:
+    """So that variable and key can be told from the flag."""
+    for name, field in ROLES[role].model_fields.items():
+        [flag] = [item for item in field.metadata if isinstance(item, Flag)]
+        assert flag.names[-1] in (name, f"--{name.replace('_', '-')}")
 
 
 @pytest.mark.parametrize("role", ROLES)

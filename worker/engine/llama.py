@@ -90,6 +90,8 @@ Outcome = Decoded | OutOfCells | DecodeFailed
 
 
 _LEVELS = {3: logging.WARNING, 4: logging.ERROR}
+_EXPECTED = "default pooling_type is"
+"""In a warning that every model gets which was not made for embeddings: a pooling is chosen for it on purpose."""
 _last_errors: deque[str] = deque(maxlen=8)
 _last_level = 0
 
@@ -101,7 +103,7 @@ def _on_log(level: int, text: bytes, _user: ctypes.c_void_p) -> None:
     level = _last_level if level == 5 else level
     _last_level = level
     message = text.decode("utf-8", "replace").strip()
-    if level not in _LEVELS or not message:
+    if level not in _LEVELS or not message or _EXPECTED in message:
         return
     if level == 4:
         _last_errors.append(message)

@@ -281,7 +281,7 @@ async def test_an_unknown_job_is_not_found(api: Api) -> None:
 
 async def test_another_tenants_job_is_not_found(settings: ApiSettings, worker: ScriptedWorker) -> None:
     keys = (SecretStr("one"), SecretStr("two"))
-    async with serve(settings.model_copy(update={"api_keys": keys})) as api:
+    async with serve(settings.model_copy(update={"api_key": keys})) as api:
 
         def ask(method: str, path: str, key: str, **more: Any) -> Any:
             return api.client.request(method, path, headers={"X-Api-Key": key} | more.pop("headers", {}), **more)

@@ -223,8 +223,7 @@ async def test_silence_is_filled_with_comments_after_the_wait_for_a_worker(
 
 
 async def test_the_deadline_ends_a_request_that_nobody_works_on(settings: ApiSettings, bus: Bus) -> None:
-    async with ScriptedWorker(bus):
-        pass  # so that its model is known, and nobody serves it
+    await ScriptedWorker(bus).announce("loading")
     async with serve(settings.model_copy(update={"deadline_s": 0.2})) as api:
         asking = asyncio.create_task(api.client.post("/completion", json={"prompt": "say a"}))
         while not asking.done():
@@ -234,9 +233,23 @@ async def test_the_deadline_ends_a_request_that_nobody_works_on(settings: ApiSet
     assert response.json()["error"]["type"] == "timeout_error"
 
 
-async def test_a_full_queue_says_when_to_come_back(settings: ApiSettings, bus: Bus) -> None:
+async def test_without_a_worker_jobs_are_taken_and_requests_that_somebody_waits_for_are_not(
+    settings: ApiSettings, bus: Bus
+) -> None:
     async with ScriptedWorker(bus):
-        pass
+        pass  # so that its model is known, and nobody serves it
+    async with serve(settings) as api:
+        job = {"endpoint": "/completion", "body": {"prompt": "say a"}}
+        assert (await api.client.post("/v1/jobs", json=job)).status_code == 202
+        for is_stream in (False, True):
+            response = await api.client.post("/completion", json={"prompt": "say b", "stream": is_stream})
+            assert response.status_code == 503
+            assert response.json()["error"]["type"] == "unavailable_error"
+            assert int(response.headers["retry-after"]) >= 1
+
+
+async def test_a_full_queue_says_when_to_come_back(settings: ApiSettings, bus: Bus) -> None:
+    await ScriptedWorker(bus).announce("loading")
     async with serve(settings.model_copy(update={"max_queued": 1})) as api:
         job = {"endpoint": "/completion", "body": {"prompt": "say a"}}
         assert (await api.client.post("/v1/jobs", json=job)).status_code == 202
