@@ -43,6 +43,8 @@ def _split(value: Any) -> Any:
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
         return texts
+    if not all(text.strip() for text in texts):
+        raise ValueError("must not be empty")  # else an unset variable in a script would open the door
     return tuple(part.strip() for text in texts for part in text.split(",") if part.strip())
 
 
@@ -333,6 +335,8 @@ def _read_file(cls: type[Settings], config: str | None) -> dict[str, Any]:
     known = {name for role in ROLES.values() for name in role.model_fields}
     values = {key: value for key, value in content.items() if key not in ROLES}
     for table, keys in ((name, content[name]) for name in ROLES if name in content):
+        if not isinstance(keys, dict):
+            raise ConfigError(f"{path}: {table} must be a table, [{table}]")
         unknown = set(keys) - set(ROLES[table].model_fields)
         if unknown:
             raise ConfigError(f"{path}: [{table}] has no setting {sorted(unknown)[0]!r}")

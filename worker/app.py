@@ -11,7 +11,7 @@ import secrets
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
@@ -30,6 +30,8 @@ STALL_S = 120.0
 WATCH_EVERY_S = 1.0
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 
 class EngineDied(Exception):
@@ -51,6 +53,7 @@ async def run(settings: WorkerSettings) -> None:
         async with _beside(announcer.run()):
             await _load(engine, config, name)
             try:
+                signals.has_started = True
                 announcer.ready(engine)
                 keeper = LeaseKeeper(
                     settings,
@@ -74,7 +77,7 @@ async def run(settings: WorkerSettings) -> None:
                         log.info("draining", jobs=len(held), grace_s=settings.grace_s)
                         await signals.or_again(held.wait_empty(), settings.grace_s)
                         for job in held:
-                            engine.discard(job.job.id)
+                            engine.discard(job.job.id, job.lease.epoch)
                     await _give_back(bus, held)
             finally:
                 await asyncio.to_thread(engine.stop)
@@ -82,14 +85,21 @@ async def run(settings: WorkerSettings) -> None:
 
 
 class StopSignals:
-    """SIGTERM and SIGINT: the first asks to leave in good order, the next to leave now."""
+    """SIGTERM and SIGINT: the first asks to leave in good order, the next to leave now.
+
+    Until `has_started` nothing is held that could be lost, and what goes on may take long and hear nobody (a server
+    that does not answer, a model that is read): then the first ends the process.
+    """
 
     def __init__(self) -> None:
+        self.has_started = False
         self._first, self._second = asyncio.Event(), asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._hear)
 
     def _hear(self) -> None:
+        if not self.has_started:
+            os._exit(0)
         (self._second if self._first.is_set() else self._first).set()
 
     async def wait(self) -> None:
@@ -157,12 +167,12 @@ async def _give_back(bus: Bus, held: HeldJobs) -> None:
             log.warning("not given back: its lease must run out first", job=job.job.id)
 
 
-def _in_loop(call: Callable[[str], None]) -> Callable[[str], None]:
+def _in_loop(call: Callable[[T], None]) -> Callable[[T], None]:
     """`call`, made on this event loop whatever thread asks."""
     loop = asyncio.get_running_loop()
 
-    def ask(job_id: str) -> None:
-        loop.call_soon_threadsafe(call, job_id)
+    def ask(subject: T) -> None:
+        loop.call_soon_threadsafe(call, subject)
 
     return ask
 

@@ -48,20 +48,21 @@ class Registrar:
         job = claimed.job
         match job.request:
             case Embedding():
-                return self._embedding(job, job.request)
+                return self._embedding(claimed, job.request)
             case Completion() | Chat():
                 return self._generation(claimed, job.request, produced)
 
     def _generation(
         self, claimed: Claimed, request: Completion | Chat, produced: Mapping[int, tuple[int, ...]]
     ) -> Intake:
+        self._check_may_fit(request)
         prompt = self._chat(request) if isinstance(request, Chat) else self._tokens(request.prompt, "prompt")
         self._check_fits(prompt)
         for token, _ in request.sampling.logit_bias:
             if not 0 <= token < self._n_vocab:
                 raise InvalidRequest(f"token {token} is not in the vocabulary", param="logit_bias")
         task = GenerateTask(
-            key=SequenceKey(claimed.job.id, 0),
+            key=SequenceKey(claimed.job.id, 0, claimed.lease.epoch),
             prompt=prompt,
             request=request,
             seed=_seed(claimed.job, 0) if request.sampling.seed is None else request.sampling.seed,
@@ -72,7 +73,7 @@ class Registrar:
         )
         return Intake((task,), Accepted(prompt_tokens=len(prompt), n_ctx=self._n_ctx))
 
-    def _embedding(self, job: Job, request: Embedding) -> Intake:
+    def _embedding(self, claimed: Claimed, request: Embedding) -> Intake:
         inputs = [self._tokens(value, "input") for value in request.inputs]
         for position, tokens in enumerate(inputs):
             if not tokens:
@@ -84,7 +85,9 @@ class Registrar:
                     param="input",
                 )
         tasks = tuple(
-            EmbedTask(SequenceKey(job.id, index), tokens, request.normalize, job.lane)
+            EmbedTask(
+                SequenceKey(claimed.job.id, index, claimed.lease.epoch), tokens, request.normalize, claimed.job.lane
+            )
             for index, tokens in enumerate(inputs)
         )
         return Intake(tasks, Accepted(prompt_tokens=sum(map(len, inputs)), n_ctx=self._n_ubatch))
@@ -120,6 +123,25 @@ class Registrar:
                 stretch.text, add_special=add_special and position == 0, parse_special=not stretch.is_user
             )
         return tuple(tokens)
+
+    def _check_may_fit(self, request: Completion | Chat) -> None:
+        """Refuse by bytes what cannot fit by tokens: to tokenize megabytes takes seconds that others would wait."""
+        if isinstance(request, Chat):
+            texts = [message.get("content") or "" for message in request.messages]
+            n_least = len(texts)  # a template writes something for each message
+        else:
+            pieces = (request.prompt,) if isinstance(request.prompt, str) else request.prompt
+            texts = [piece for piece in pieces if isinstance(piece, str)]
+            n_least = len(pieces) - len(texts)
+        n_bytes = sum(len(text.encode()) for text in texts)
+        n_least = max(n_least, n_bytes // self._model.longest_token)
+        if n_least >= self._n_ctx:
+            raise PromptTooLong(
+                f"the request has at least {n_least} prompt tokens"
+                f" and exceeds the available context size of {self._n_ctx}",
+                n_prompt_tokens=n_least,
+                n_ctx=self._n_ctx,
+            )
 
     def _check_fits(self, prompt: tuple[int, ...]) -> None:
         if len(prompt) >= self._n_ctx:

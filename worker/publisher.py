@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from shared.bus import Chunk, LeaseKeeper, Queue, Verdict
+from shared.bus import Chunk, Lease, LeaseKeeper, Queue, Verdict
 from shared.errors import BusUnavailable
 from shared.events import Accepted, Failure, Progress, Tokens
 from shared.jobs import Lane
@@ -62,9 +62,9 @@ class Publisher:
         held = self._held.get(key.job_id)
         return held is None or (held.job.lane is Lane.BULK and isinstance(event, Tokens | Progress))
 
-    def say(self, job_id: str, event: Accepted | Failure) -> None:
+    def say(self, lease: Lease, event: Accepted | Failure) -> None:
         """The intake's yes or no. Event loop only."""
-        self._inbox.append((SequenceKey(job_id, 0), event))
+        self._inbox.append((SequenceKey(lease.job_id, 0, lease.epoch), event))
         self._posted.set()
 
     async def run(self) -> None:
@@ -92,8 +92,9 @@ class Publisher:
     def _hear(self) -> None:
         while self._inbox:
             key, event = self._inbox.popleft()
-            # Words of a job that was lost in the meantime are nobody's.
-            if held := self._held.get(key.job_id):
+            held = self._held.get(key.job_id)
+            # Words of an attempt that was lost in the meantime are nobody's, even if the job came back to us.
+            if held and held.lease.epoch == key.epoch:
                 held.hear(event)
 
     def _is_time_for_bulk(self) -> bool:
@@ -107,7 +108,7 @@ class Publisher:
         chunks = [chunk for held in jobs if (chunk := held.take_chunk())]
         if chunks:
             for chunk, verdict in zip(chunks, await self._append(chunks), strict=True):
-                self._heed(chunk.lease.job_id, verdict)
+                self._heed(chunk.lease, verdict)
         ending = [held for held in jobs if held.is_complete and self._held.get(held.job.id) is held]
         await asyncio.gather(*(self._finish(held) for held in ending))
 
@@ -121,14 +122,18 @@ class Publisher:
                 log.warning("tokens wait for the bus", chunks=len(chunks), reason=error.message)
                 await asyncio.sleep(wait * random.uniform(0.5, 1.5))
                 wait = min(wait * 2, RETRY_MAX_S)
-                if not any(self._held.get(chunk.lease.job_id) for chunk in chunks):
+                if not any(self._is_held(chunk.lease) for chunk in chunks):
                     return [Verdict.LOST] * len(chunks)
 
-    def _heed(self, job_id: str, verdict: Verdict) -> None:
+    def _is_held(self, lease: Lease) -> bool:
+        held = self._held.get(lease.job_id)
+        return held is not None and held.lease == lease
+
+    def _heed(self, lease: Lease, verdict: Verdict) -> None:
         if verdict is Verdict.CANCEL:
-            self.cancel(job_id)
+            self.cancel(lease.job_id)
         elif verdict is Verdict.LOST:
-            self.lose(job_id)
+            self.lose(lease)
 
     async def _finish(self, held: Held) -> None:
         wait = RETRY_S
@@ -141,20 +146,24 @@ class Publisher:
                 log.warning("an ending waits for the bus", job=held.job.id, reason=error.message)
                 await asyncio.sleep(wait * random.uniform(0.5, 1.5))
                 wait = min(wait * 2, RETRY_MAX_S)
-        self._let_go(held.job.id)
+        self._let_go(held)
 
     def cancel(self, job_id: str) -> None:
         """Somebody wants the job stopped: the engine ends it between two decodes, and says so."""
         if self._engine and self._held.get(job_id):
             self._engine.cancel(job_id)
 
-    def lose(self, job_id: str) -> None:
-        """The lease is another's, or run out: not one more word."""
-        if self._engine and self._held.get(job_id):
-            log.warning("a lease was lost", job=job_id)
-            self._engine.discard(job_id)
-            self._let_go(job_id)
+    def lose(self, lease: Lease) -> None:
+        """The lease is another's, or has run out: not one more word of this attempt."""
+        held = self._held.get(lease.job_id)
+        if self._engine and held and held.lease == lease:
+            log.warning("a lease was lost", job=lease.job_id)
+            self._engine.discard(lease.job_id, lease.epoch)
+            self._let_go(held)
 
-    def _let_go(self, job_id: str) -> None:
-        if self._held.remove(job_id) and self._keeper:
-            self._keeper.drop(job_id)
+    def _let_go(self, held: Held) -> None:
+        """Unless the job has come back under another lease meanwhile."""
+        if self._held.get(held.job.id) is held:
+            self._held.remove(held.job.id)
+            if self._keeper:
+                self._keeper.drop(held.job.id)

@@ -79,6 +79,9 @@ class Puller:
             while not self._is_closing:
                 claimed = await self._claim()
                 for job in claimed:
+                    if old := self._held.get(job.job.id):
+                        # We were away for a whole lease, and have claimed what was ours: that attempt is over.
+                        self._publisher.lose(old.lease)
                     # Held before anything can fail: from here on its lease is renewed until it ends or is given back.
                     self._held.add(Held(job))
                     self._keeper.hold(job.lease)
@@ -134,18 +137,17 @@ class Puller:
 
     async def _take_in(self, claimed: Claimed) -> None:
         """Template, tokens and limits in a thread, then into the engine. A no goes to the client as the job's end."""
-        job_id = claimed.job.id
         try:
             produced = await self._produced(claimed)
             intake: Intake = await asyncio.get_running_loop().run_in_executor(
                 self._intake_threads, self._registrar.admit, claimed, produced
             )
         except Rejected as error:
-            self._publisher.say(job_id, Failure.of(error))
+            self._publisher.say(claimed.lease, Failure.of(error))
             return
-        if held := self._held.get(job_id):
+        if held := self._still_held(claimed):
             held.expected = len(intake.tasks)
-            self._publisher.say(job_id, intake.accepted)
+            self._publisher.say(claimed.lease, intake.accepted)
             for task in intake.tasks:
                 self._engine.submit(task)
 
@@ -154,17 +156,21 @@ class Puller:
         produced: dict[int, tuple[int, ...]] = {}
         if claimed.lease.epoch <= 1:
             return produced
-        for number, tokens in await self._read_log(claimed.job.id):
+        for number, tokens in await self._read_log(claimed):
             produced[tokens.index] = produced.get(tokens.index, ()) + tokens.ids
-            if held := self._held.get(claimed.job.id):
+            if held := self._still_held(claimed):
                 held.next_event = number + 1
         return produced
 
-    async def _read_log(self, job_id: str) -> list[tuple[int, Tokens]]:
+    def _still_held(self, claimed: Claimed) -> Held | None:
+        held = self._held.get(claimed.job.id)
+        return held if held and held.claimed is claimed else None
+
+    async def _read_log(self, claimed: Claimed) -> list[tuple[int, Tokens]]:
         """Patiently: the lease keeper gives the job up when the bus stays away."""
-        while self._held.get(job_id):
+        while self._still_held(claimed):
             try:
-                return await self._log.read(job_id)
+                return await self._log.read(claimed.job.id)
             except BusUnavailable:
                 await asyncio.sleep(random.uniform(0.1, 0.5))
         return []

@@ -22,11 +22,14 @@ from typing import Any, BinaryIO, NamedTuple, NoReturn
 MAX_LINE_BYTES = 32 * 1024 * 1024
 """Longer lines are skipped without being held in memory; the API takes no larger body by default either."""
 
-URLS = frozenset({
-    "/completion", "/completions", "/infill", "/embedding", "/embeddings", "/rerank", "/reranking",
-    "/v1/completions", "/v1/chat/completions", "/chat/completions", "/v1/embeddings", "/v1/rerank", "/v1/responses",
-})  # fmt: skip
+URLS = (
+    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/responses",
+    "/chat/completions", "/completion", "/completions", "/infill", "/embedding", "/embeddings", "/rerank", "/reranking",
+)  # fmt: skip
 """Paths that can be asked as a job. A service may serve fewer; what it says is then the line's record."""
+
+
+LONGEST_REASON = 200
 
 
 class BadInput(Exception):
@@ -78,6 +81,13 @@ class Outcome(NamedTuple):
     is_failed: bool
     prompt_tokens: int
     generated_tokens: int
+
+
+class Failure(NamedTuple):
+    """Why a line failed, for people: one short line of text."""
+
+    custom_id: str | None
+    reason: str
 
 
 def read_lines(path: Path, *, limit: int | None = None) -> Iterator[RawLine]:
@@ -177,7 +187,7 @@ class LineChecker:
             raise _Fault("invalid_method", "the method must be POST", custom_id)
         url = content.get("url")
         if not isinstance(url, str) or url not in URLS:
-            known = "/v1/chat/completions, /v1/embeddings and /completion are known"
+            known = f"{', '.join(URLS[:-1])} and {URLS[-1]} can"
             raise _Fault("invalid_url", f"the url {json.dumps(url)[:80]} cannot be run; {known}", custom_id)
         body = content.get("body")
         if not isinstance(body, dict):
@@ -267,6 +277,30 @@ def outcome_of(record: bytes) -> Outcome:
     answers = body if isinstance(body, list) else [body]
     counts = [_tokens(answer) for answer in answers if isinstance(answer, dict)]
     return Outcome(is_failed, sum(prompt for prompt, _ in counts), sum(made for _, made in counts))
+
+
+def failure_of(record: bytes) -> Failure:
+    """What a record of ours says of a line that failed."""
+    content = json.loads(record)
+    fault, response = content.get("error"), content.get("response")
+    reason = None
+    if isinstance(response, dict):
+        body = response.get("body")
+        fault = body.get("error") if isinstance(body, dict) else None
+        reason = f"status {response.get('status_code')}"
+    if isinstance(fault, dict):
+        reason = fault.get("message") or fault.get("code") or reason
+    custom_id = content.get("custom_id")
+    return Failure(
+        _shortened(custom_id) if isinstance(custom_id, str) else None, _shortened(reason or "no reason given")
+    )
+
+
+def _shortened(text: Any) -> str:
+    """On one line and without what a terminal would obey: others wrote the text."""
+    shown = "".join(letter if letter.isprintable() else " " for letter in str(text)[:1000])
+    shown = " ".join(shown.split())
+    return shown if len(shown) <= LONGEST_REASON else f"{shown[: LONGEST_REASON - 3]}..."
 
 
 def _tokens(body: dict[str, Any]) -> tuple[int, int]:

@@ -14,11 +14,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.progress import BarColumn, Progress, TextColumn
 
 WINDOW_S = 15.0
 """Rates are over so many seconds: long enough to be calm, short enough to be about now."""
+
+
+FREE_COLUMNS = 6
+"""Right of the bar: a terminal echoes ^C there, and a line that wraps can not be drawn over."""
 
 
 class Snapshot(NamedTuple):
@@ -90,7 +94,7 @@ class BarDisplay:
     """A bar on a terminal that moves in place."""
 
     def __init__(self, console: Console, *, total: int) -> None:
-        self._progress = Progress(
+        self._progress = _NarrowProgress(
             BarColumn(bar_width=None),
             TextColumn("{task.completed}/{task.total}"),
             TextColumn("[red]{task.fields[failed]}"),
@@ -115,6 +119,21 @@ class BarDisplay:
 
     def close(self) -> None:
         self._progress.stop()
+
+
+class _NarrowProgress(Progress):
+    def get_renderable(self) -> RenderableType:
+        return _Narrow(super().get_renderable())
+
+
+@dataclass(frozen=True, slots=True)
+class _Narrow:
+    """Leaves `FREE_COLUMNS` at the right, without so much as a space written there."""
+
+    content: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from console.render(self.content, options.update_width(max(1, options.max_width - FREE_COLUMNS)))
 
 
 @asynccontextmanager

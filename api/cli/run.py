@@ -35,7 +35,7 @@ from api.cli.runfolder import BadOutput, InputChanged, RunFolder
 from api.cli.service import JobView, Refusal, Service, ServiceLost
 from api.cli.signals import Interruption
 from api.cli.spool import ForeignPart, Ledger
-from api.cli.stack import Place, config_of, free_port, open_stack
+from api.cli.stack import Place, check_model, config_of, free_port, open_stack
 from api.cli.state import state_folder
 from api.cli.supervisor import ChildRefused
 from shared.settings import ConfigError, RunSettings
@@ -45,6 +45,8 @@ EXIT_SOME_FAILED, EXIT_NOT_RUN = 1, 2
 SYNC_S = 1.0
 TRIES_OF_A_LOST_JOB = 5
 OWN_HOST = "127.0.0.1"
+NO_API_KEY = ("SLOTSTREAM_API_KEY", ",")
+"""A list of no keys. An empty variable would count as none, and a key in the settings file would be in force."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -52,6 +54,7 @@ def run(argv: Sequence[str]) -> int:
         argv, prog=PROG, description="Run a file of OpenAI batch lines; run it again to go on after a stop."
     )
     try:
+        _check_model(settings, argv)
         return _run(settings, config_of(argv))
     except (ConfigError, BadInput, BadOutput, InputChanged, ChildRefused, ServiceLost) as error:
         _say(str(error))
@@ -60,14 +63,36 @@ def run(argv: Sequence[str]) -> int:
     return EXIT_NOT_RUN
 
 
-def _run(settings: RunSettings, config: dict[str, str]) -> int:
-    if not settings.url and not settings.model:
+def _check_model(settings: RunSettings, argv: Sequence[str]) -> None:
+    """Raise ConfigError unless there is one model to ask: in a file that is there, or a service's."""
+    if settings.url:
+        # A variable or a file may name a model for other commands; a flag is meant for this one.
+        if flag := _model_flag(argv):
+            raise ConfigError(f"{flag} is of no use with --url, where the service has its model; leave out one of them")
+    elif not settings.model:
         raise ConfigError("which model? Name a GGUF file with -m, try -m demo, or use a service with --url")
+    else:
+        check_model(settings.model)
+
+
+def _model_flag(argv: Sequence[str]) -> str | None:
+    for text in argv:
+        if text == "--":
+            return None
+        if text == "--model" or text.startswith("--model="):
+            return "--model"
+        if text.startswith("-m"):
+            return "-m"
+    return None
+
+
+def _run(settings: RunSettings, config: dict[str, str]) -> int:
     found = survey(settings.input)
     with RunFolder.open(state_folder(settings.state_dir), settings.input, settings.output) as folder:
         if not folder.begin(found, is_restart=settings.restart):
-            _say(f"{settings.output} is complete already; --restart does it again")
-            return 0
+            failed = f", {_lines(folder.n_failed)} failed" if folder.n_failed else ""
+            _say(f"{settings.output} is complete already{failed}; --restart does it again")
+            return EXIT_SOME_FAILED if folder.n_failed else 0
         with _ledger(folder, found) as ledger:
             bulk = BulkRun(folder, ledger, found)
             if not ledger.is_complete:
@@ -92,7 +117,12 @@ def _ledger(folder: RunFolder, found: Survey) -> Iterator[Ledger]:
 async def _work(settings: RunSettings, config: dict[str, str], folder: RunFolder, bulk: BulkRun) -> int | None:
     """Do what is left. Returns the exit code of an interruption, None when all is done."""
     _allow_many_connections(settings.in_flight)
-    with Interruption(on_first=_tell_of_stop) as interruption:
+
+    def on_stop(number: signal.Signals) -> None:
+        bulk.close_display()
+        _say(f"{number.name}: stopping (again: at once)")
+
+    with Interruption(on_first=on_stop) as interruption:
         if settings.url:
             key = settings.api_key.get_secret_value() if settings.api_key else None
             async with Service(settings.url, api_key=key) as service:
@@ -112,7 +142,7 @@ async def _work_on_own_stack(
 ) -> None:
     logs = folder.fresh_logs()
     place = Place(folder=folder.valkey, host=OWN_HOST, port=free_port(OWN_HOST), logs=logs)
-    extra = config | {"SLOTSTREAM_API_KEYS": "[]"}
+    extra = config | dict([NO_API_KEY])
     if "grace_s" not in settings.model_fields_set:
         extra["SLOTSTREAM_GRACE_S"] = "1"  # a stop keeps what was generated; there is no reason to wait
     if "retention_s" not in settings.model_fields_set:
@@ -135,23 +165,30 @@ class BulkRun:
         """Generated for lines that have not ended: counted here until their record is."""
         self._tokens_before = self._tokens()
         self._wall_s = 0.0
+        self._display: Display | None = None
 
     async def work(self, service: Service, in_flight: int) -> None:
         """Ask for every line that has no record yet, at most `in_flight` at a time, and keep the records."""
         started = time.monotonic()
         if self._n_done_before:
             _say(f"going on: {self._n_done_before} of {self._found.n_lines} lines are done")
+        self._display = _display(self._found.n_lines)
         try:
-            async with shown(_display(self._found.n_lines), self._looker(service)), self._synced():
+            async with shown(self._display, self._looker(service)), self._synced():
                 await self._ask_all(service, in_flight)
         finally:
             self._wall_s += time.monotonic() - started
         if not self._ledger.is_complete:
             raise InputChanged(f"{self._folder.source} changed while it was read; --restart starts over")
 
+    def close_display(self) -> None:
+        """Have the display end where it is: what is said next stands below it."""
+        if self._display is not None:
+            self._display.close()
+
     def summary(self) -> str:
         tally = self._ledger.tally
-        lines = f"{tally.done} lines"
+        lines = _lines(tally.done)
         if self._n_done_before:
             lines += f" ({self._n_done_before} of them in an earlier run)"
         failed = f"{tally.failed} failed" if tally.failed else "none failed"
@@ -160,7 +197,22 @@ class BulkRun:
         if self._wall_s > 0:
             rate = (self._tokens() - self._tokens_before) / self._wall_s
             speed = f"\n{rate:.0f} tokens/s, {duration(self._wall_s)}"
-        return f"{lines}, {failed}; {tokens}{speed}\nresults: {self._folder.output}"
+        failures = ""
+        with contextlib.suppress(OSError):  # the input may be gone by now; the results are good without
+            failures = "".join(f"\n  {text}" for text in self._failures())
+        return f"{lines}, {failed}; {tokens}{failures}{speed}\nresults: {self._folder.output}"
+
+    def _failures(self) -> Iterator[str]:
+        """The first lines that failed, as a person finds them in the file."""
+        failures = self._ledger.tally.failures
+        if not failures:
+            return
+        for line in read_lines(self._folder.source, limit=self._found.n_bytes):
+            if failure := failures.get(line.index):
+                name = f" (custom_id {failure.custom_id})" if failure.custom_id is not None else ""
+                yield f"line {line.number}{name}: {failure.reason}"
+            if line.index >= max(failures):
+                return
 
     async def _ask_all(self, service: Service, in_flight: int) -> None:
         room = asyncio.Semaphore(in_flight)
@@ -277,8 +329,8 @@ def _allow_many_connections(in_flight: int) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
-def _tell_of_stop(number: signal.Signals) -> None:
-    _say(f"{number.name}: stopping (again: at once)")
+def _lines(count: int) -> str:
+    return f"{count} line{'s' * (count != 1)}"
 
 
 def _say(text: str) -> None:

@@ -42,6 +42,8 @@ class RunState(Wire):
     run_id: str
     input_sha256: str
     phase: Phase = Phase.RUNNING
+    failed: int = 0
+    """Lines that failed, once the run is past `RUNNING`."""
 
 
 class RunFolder:
@@ -74,6 +76,12 @@ class RunFolder:
         assert self._state is not None, "not begun"
         return self._state.run_id
 
+    @property
+    def n_failed(self) -> int:
+        """Lines that failed in a run that is complete."""
+        assert self._state is not None, "not begun"
+        return self._state.failed
+
     def begin(self, found: Survey, *, is_restart: bool) -> bool:
         """Take up the run, or begin it. False when it is complete: there is nothing to do.
 
@@ -95,13 +103,19 @@ class RunFolder:
         return True
 
     def finish(self, ledger: Ledger) -> None:
-        """Turn the complete `.part` into the output, and drop what is no longer needed."""
+        """Turn the complete `.part` into the output, and drop what is no longer needed.
+
+        Logs stay when lines failed: they may say why.
+        """
         assert self._state is not None, "not begun"
-        self._save(self._state.model_copy(update={"phase": Phase.FINISHING}))
+        failed = ledger.tally.failed
+        self._save(self._state.model_copy(update={"phase": Phase.FINISHING, "failed": failed}))
         ledger.publish(self.output)
         self._save(self._state.model_copy(update={"phase": Phase.COMPLETE}))
         self.spool.unlink(missing_ok=True)
         shutil.rmtree(self.valkey, ignore_errors=True)
+        if not failed:
+            shutil.rmtree(self.logs, ignore_errors=True)
 
     def fresh_logs(self) -> Path:
         """The folder for logs, without those of an earlier start."""
@@ -118,7 +132,8 @@ class RunFolder:
         # What is old goes before the new state comes: the other way round, a crash in between would mix them.
         for old in (self.part, self.spool):
             old.unlink(missing_ok=True)
-        shutil.rmtree(self.valkey, ignore_errors=True)
+        for folder in (self.valkey, self.logs):
+            shutil.rmtree(folder, ignore_errors=True)
         self._save(RunState(run_id=secrets.token_hex(12), input_sha256=found.sha256))
 
     def _check_same(self, earlier: RunState, found: Survey) -> None:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from api.cli.signals import Interruption
-from api.cli.stack import Place, Stack, check_port_is_free, config_of, free_port, open_stack
+from api.cli.stack import Place, Stack, check_model, check_port_is_free, config_of, free_port, open_stack
 from api.cli.state import state_folder
 from api.cli.supervisor import ChildRefused
 from shared.settings import ConfigError, ServeSettings
@@ -30,6 +30,8 @@ def serve(argv: Sequence[str]) -> int:
 async def _serve(settings: ServeSettings, config: dict[str, str]) -> int:
     if settings.workers and not settings.model:
         raise ConfigError("which model? Name a GGUF file with -m FILE, or try -m demo")
+    if settings.workers:
+        check_model(settings.model)
     place = Place(
         folder=state_folder(settings.state_dir) / "valkey",
         host=settings.host,
@@ -56,7 +58,7 @@ def _say(text: str) -> None:
 
 
 def _welcome(stack: Stack, settings: ServeSettings) -> str:
-    key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_keys else ""
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_key else ""
     return f"""
   slotstream is ready
     API        {stack.place.url}

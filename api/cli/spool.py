@@ -15,15 +15,18 @@ import contextlib
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from api.cli.batchfile import Outcome, outcome_of
+from api.cli.batchfile import Failure, failure_of, outcome_of
 
 SPOOL_KEEP_BYTES = 4 * 1024 * 1024
 """A spool that is empty of waiting records is emptied on disk beyond this size."""
+
+
+N_FAILURES = 3
 
 
 class ForeignPart(Exception):
@@ -38,12 +41,23 @@ class Tally:
     failed: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
+    failures: dict[int, Failure] = field(default_factory=dict)
+    """By line, in their order: the first `N_FAILURES` of those that failed."""
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, index: int, record: bytes) -> None:
+        """Count the record of a line. ValueError when it is none of ours."""
+        outcome = outcome_of(record)
         self.done += 1
-        self.failed += outcome.is_failed
         self.prompt_tokens += outcome.prompt_tokens
         self.generated_tokens += outcome.generated_tokens
+        if outcome.is_failed:
+            self.failed += 1
+            self._remember(index, record)
+
+    def _remember(self, index: int, record: bytes) -> None:
+        if len(self.failures) < N_FAILURES or index < max(self.failures):
+            known = self.failures | {index: failure_of(record)}
+            self.failures = dict(sorted(known.items())[:N_FAILURES])
 
 
 class Ledger:
@@ -86,7 +100,7 @@ class Ledger:
         """Keep the record of a line. A second record of the same line is dropped."""
         if self.has(index):
             return
-        self.tally.add(outcome_of(record))
+        self.tally.add(index, record)
         if index != self.n_written:
             self._keep(index, record)
             return
@@ -127,16 +141,17 @@ class Ledger:
             self._spool_bytes = 0
 
     def _take_written(self, line: bytes, offset: int) -> None:
-        self.tally.add(outcome_of(line))
+        self.tally.add(self.n_written, line)
         self.n_written += 1
 
     def _take_waiting(self, line: bytes, offset: int) -> None:
         index = json.loads(line)["line"]
         head = _spool_head(index)
         record = line[len(head) : -1]
-        outcome = outcome_of(record)
-        if not self.has(index):
-            self.tally.add(outcome)
+        if self.has(index):
+            outcome_of(record)  # garbage ends the spool here, too
+        else:
+            self.tally.add(index, record)
             self._waiting[index] = (offset + len(head), len(record))
 
 

@@ -24,6 +24,8 @@ from shared.bus.embedded import EmbeddedServer
 from shared.settings import CONFIG_VARIABLE, ConfigError, RunSettings, ServeSettings
 
 WATCH_S = 0.5
+API_STOP_S = 40.0
+"""More than the API takes by itself (`SHUTDOWN_S` in api/app.py) until it cuts its last streams off."""
 TELL_S = 5.0
 """How often a start that takes its time is told about."""
 
@@ -101,6 +103,20 @@ def config_of(argv: Sequence[str]) -> dict[str, str]:
     return {}
 
 
+def check_model(model: str) -> None:
+    """Raise ConfigError when there is no such file: known at once, nothing has to be started to find out."""
+    if model == "demo":
+        return
+    path = Path(model)
+    try:
+        if path.is_file():
+            return
+        fault = "is a folder" if path.is_dir() else "is not a file" if path.exists() else "does not exist"
+    except OSError as error:
+        fault = f"cannot be read: {error.strerror}"
+    raise ConfigError(f"the model {model} {fault} (see --model)")
+
+
 def free_port(host: str) -> int:
     """A port that nobody listens on just now."""
     with socket.create_server((host, 0), family=_family(host)) as listener:
@@ -137,10 +153,11 @@ def _commands(
         Command(name, role_command("worker"), environment, log(name), stop_s=settings.grace_s + 10, stage=0)
         for name in names
     ]
-    # The API goes after the workers: what they finish while they drain still reaches those who wait for it.
+    # The API is told to stop together with the workers: it takes nothing new that nobody would work on, and the
+    # answers that workers finish while they drain still reach those who wait. Tasks go last: they tell others of ends.
     return [
         *workers,
-        Command("api", role_command("api"), environment, log("api"), stage=1),
+        Command("api", role_command("api"), environment, log("api"), stop_s=API_STOP_S, stage=0),
         Command("tasks", role_command("api.tasks"), environment, log("tasks"), stage=1),
     ]
 

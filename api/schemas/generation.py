@@ -18,6 +18,12 @@ from shared.jobs import Lane, Sampling
 
 INT32_MAX = 2**31 - 1
 F32_MAX = 3.4028234663852886e38
+MAX_STOPS = 256
+MAX_STOP_LENGTH = 1024
+MAX_BIASES = 65_536
+"""Limits of what every token of every neighbour would wait for: far above what is asked for in good faith."""
+PENALTY_MAX = 1e6
+"""Beyond any logit, and far from where 32-bit floats overflow."""
 
 DEFAULT_SAMPLERS = [
     "penalties",
@@ -36,6 +42,10 @@ def _stops(value: Any) -> Any:
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
         raise ValueError("must be a string or a list of strings")
+    if len(stops) > MAX_STOPS:
+        raise ValueError(f"at most {MAX_STOPS} strings are taken")
+    if any(len(stop) > MAX_STOP_LENGTH for stop in stops):
+        raise ValueError(f"a string may have at most {MAX_STOP_LENGTH} characters")
     return [stop for stop in stops if stop]
 
 
@@ -44,6 +54,8 @@ def _seed(value: Any) -> Any:
 
 
 def _biases(value: Any) -> list[tuple[int, float | None]]:
+    if isinstance(value, dict | list) and len(value) > MAX_BIASES:
+        raise ValueError(f"at most {MAX_BIASES} tokens are taken")
     if isinstance(value, dict):
         return [_bias(key, bias) for key, bias in value.items()]
     if not isinstance(value, list):
@@ -108,8 +120,8 @@ class GenerationFields(ClientFields):
     min_keep: int = Field(0, ge=0, le=INT32_MAX)
     repeat_last_n: Limit = 64
     repeat_penalty: float = Field(1.0, gt=0, le=F32_MAX)
-    presence_penalty: Float32 = 0.0
-    frequency_penalty: Float32 = 0.0
+    presence_penalty: float = Field(0.0, ge=-PENALTY_MAX, le=PENALTY_MAX)
+    frequency_penalty: float = Field(0.0, ge=-PENALTY_MAX, le=PENALTY_MAX)
     ignore_eos: bool = False
     logit_bias: Biases = []
 

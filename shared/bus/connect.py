@@ -66,7 +66,9 @@ def connection_factory(settings: BusSettings, name: str) -> Callable[[], Abstrac
             retry=Retry(NoBackoff(), 0),  # retries are ours: only we know what may be said twice
             health_check_interval=0,
         )
-    except ValueError as error:
+        # A URL may carry options, and only now are unknown ones noticed.
+        pool.make_connection()  # type: ignore[no-untyped-call]
+    except (ValueError, TypeError) as error:
         raise ConfigError(f"--redis-url: {error}") from None
     return pool.make_connection
 

@@ -39,7 +39,7 @@ class _Held:
 
 
 class LeaseKeeper:
-    """`on_cancel` and `on_lost` get a job's id, once each, on the keeper's thread; they must not block.
+    """`on_cancel` gets a job's id and `on_lost` a lease, once each, on the keeper's thread; they must not block.
 
     A lost lease is dropped by itself. `hold` and `drop` may be called from any thread.
     """
@@ -50,7 +50,7 @@ class LeaseKeeper:
         *,
         is_alive: Callable[[], bool],
         on_cancel: Callable[[str], None],
-        on_lost: Callable[[str], None],
+        on_lost: Callable[[Lease], None],
     ) -> None:
         self._keys = Keys(settings.namespace, settings.partitions)
         self._lease_s = settings.lease_s
@@ -152,4 +152,4 @@ class LeaseKeeper:
             if self._held.get(job_id) is not lost:
                 return  # dropped meanwhile, or claimed anew
             del self._held[job_id]
-        self._on_lost(job_id)
+        self._on_lost(lost.lease)

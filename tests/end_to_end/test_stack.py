@@ -154,6 +154,26 @@ async def test_a_killed_workers_streams_go_on_at_the_next_token(stack: Stack, mo
     assert late == tokens[7:] and again == ended
 
 
+async def test_a_worker_that_was_away_for_longer_than_its_lease_says_nothing_twice(stack: Stack, model: Path) -> None:
+    """It wakes up, finds its own jobs without an owner, and claims them again: its earlier words are void."""
+    worker = await stack.start_worker(model, ctx_size=16384, parallel=4, lease_s=0.5)
+    jobs = [await make_job(stack, ask(n_predict=LONG, seed=n)) for n in range(3)]
+    readers = [asyncio.create_task(follow(stack, job)) for job in jobs]
+    await stack.until(lambda: _has_begun(stack))
+    for _ in range(4):
+        worker.signal(signal.SIGSTOP)
+        await asyncio.sleep(0.9)  # the pause is the fault itself
+        worker.signal(signal.SIGCONT)
+        await asyncio.sleep(0.3)
+    for tokens, ended in await asyncio.gather(*readers):
+        _is_gapless(tokens)
+        if ended["status"] == "succeeded":
+            assert "".join(text for _, text in tokens) == ended["result"]["content"]
+            assert ended["result"]["tokens_predicted"] == LONG
+        else:
+            assert ended["error"]["message"].startswith("The job was given up")
+
+
 async def _text_alone(stack: Stack, model: Path) -> str:
     """The text of the long answer, undisturbed."""
     worker = await stack.start_worker(model, ctx_size=16384, parallel=2)

@@ -53,6 +53,7 @@ class _Cancel(NamedTuple):
 
 class _Discard(NamedTuple):
     job_id: str
+    epoch: int
 
 
 class _Submitted(NamedTuple):
@@ -150,9 +151,9 @@ class Engine:
         """End all sequences of a job with a failure `cancelled`, before the next decode."""
         self._send(_Cancel(job_id))
 
-    def discard(self, job_id: str) -> None:
-        """Drop all sequences of a job without a word: it belongs to another worker now."""
-        self._send(_Discard(job_id))
+    def discard(self, job_id: str, epoch: int = 0) -> None:
+        """Drop all sequences of one attempt at a job without a word: it belongs to another now."""
+        self._send(_Discard(job_id, epoch))
 
     def free_slots(self) -> int:
         """How many more tasks would start at once."""
@@ -246,8 +247,8 @@ class Engine:
                     self._take_on(task, at)
                 case _Cancel(job_id):
                     self._end_all(partial(_is_of_job, job_id), _CANCELLED)
-                case _Discard(job_id):
-                    self._end_all(partial(_is_of_job, job_id), Discarded())
+                case _Discard(job_id, epoch):
+                    self._end_all(partial(_is_of_attempt, job_id, epoch), Discarded())
         now = time.monotonic()
         if now >= self._overdue_at:
             self._overdue_at = now + OVERDUE_EVERY_S
@@ -437,7 +438,10 @@ class Engine:
 
     def _choose(self, sequence: Sequence, token: int, now: float) -> None:
         if token == NO_TOKEN:
-            self._end(sequence, Failed(EngineFailed("no token can be chosen: all are banned or not numbers")))
+            error: SlotstreamError = EngineFailed("no token can be chosen: the model's logits are not numbers")
+            if sequence.task.request.sampling.logit_bias:
+                error = InvalidRequest("no token can be chosen: all are banned", param="logit_bias")
+            self._end(sequence, Failed(error))
             return
         sequence.choose(token, now)
         self._lines.append(Chosen(sequence, token, sequence.ending, now))
@@ -503,6 +507,10 @@ class Engine:
 
 def _is_of_job(job_id: str, task: Task) -> bool:
     return task.key.job_id == job_id
+
+
+def _is_of_attempt(job_id: str, epoch: int, task: Task) -> bool:
+    return (task.key.job_id, task.key.epoch) == (job_id, epoch)
 
 
 def _is_overdue(now: float, task: Task) -> bool:

@@ -154,6 +154,8 @@ class Model:
             if (text := self.token_bytes(token, special=True).decode("utf-8", "replace"))
         )
         """What a text must not contain if its author is not to write control tokens into a prompt."""
+        self.longest_token = max(len(self.token_bytes(token, special=True)) for token in range(self.facts.n_vocab))
+        """In bytes: a text of n bytes has n / longest_token tokens at least."""
 
     @classmethod
     def load(cls, path: Path, *, n_gpu_layers: int = -1) -> Self:

@@ -24,6 +24,11 @@ Ids = NDArray[np.int64]
 NO_TOKEN = -1
 """A row in which nothing can be chosen: every token is banned, or the logits are not numbers."""
 
+COLDEST = 1e-5
+"""Least temperature above zero: with it a logit that is 0.001 behind is already e^100 less likely."""
+LEAST_LOGIT, LARGEST_LOGIT = np.float32(-1e30), np.float32(1e30)
+"""Bounds of a shaped logit, so that no sum or quotient of them overflows; a ban stays minus infinity."""
+
 N_CHUNKS = 1024
 """Chunks of a row, whose maxima bound the k-th largest logit from below."""
 
@@ -50,7 +55,8 @@ class Sampler:
 
     def __init__(self, sampling: Sampling, seed: int, *, n_vocab: int, eog: frozenset[int] = frozenset()) -> None:
         self.seed = seed
-        self.temperature = sampling.temperature
+        # Whatever is below the coldest is as good as greedy; dividing by less would overflow.
+        self.temperature = sampling.temperature if sampling.temperature > COLDEST else 0.0
         self.top_k = min(sampling.top_k, n_vocab) if sampling.top_k > 0 else n_vocab
         self.top_p = min(max(sampling.top_p, 0.0), 1.0)
         self.min_p = min(max(sampling.min_p, 0.0), 1.0)
@@ -81,7 +87,7 @@ class Sampler:
     def shape(self, row: Floats) -> None:
         """Apply biases and penalties to a row of logits, in place."""
         if len(self._bias_ids):
-            row[self._bias_ids] += self._bias_values
+            row[self._bias_ids] = np.minimum(row[self._bias_ids] + self._bias_values, LARGEST_LOGIT)
         if self._window is None or not self._window.counts:
             return
         repeat, frequency, presence = self._penalties
@@ -91,7 +97,8 @@ class Sampler:
         logits = row[ids]
         with np.errstate(all="ignore"):
             logits = np.where(logits <= 0, logits * np.float32(repeat), logits / np.float32(repeat))
-            row[ids] = logits - counts * np.float32(frequency) - np.float32(presence)
+            shaped = logits - counts * np.float32(frequency) - np.float32(presence)
+            row[ids] = np.where(logits > -np.inf, np.clip(shaped, LEAST_LOGIT, LARGEST_LOGIT), logits)
 
 
 class PenaltyWindow:

@@ -9,10 +9,14 @@ from shared.jobs import Generation, Lane
 
 
 class SequenceKey(NamedTuple):
-    """Names one sequence: the job, and which of its prompts or inputs."""
+    """Names one sequence: the job, which of its prompts or inputs, and at which attempt.
+
+    A job may come back to a worker that lost it; what its earlier attempt still says must not be taken for the new one.
+    """
 
     job_id: str
     index: int  # type: ignore[assignment]  # hides tuple.index, which no key needs
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

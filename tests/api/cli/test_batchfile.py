@@ -11,10 +11,12 @@ from api.cli.batchfile import (
     Ask,
     BadInput,
     BadLine,
+    Failure,
     LineChecker,
     Outcome,
     RawLine,
     answered,
+    failure_of,
     idempotency_key,
     outcome_of,
     read_lines,
@@ -83,6 +85,12 @@ def test_a_line_that_cannot_be_asked_says_why(text: bytes | None, code: str) -> 
 )
 def test_a_line_in_openais_format_can_be_asked(text: bytes) -> None:
     assert isinstance(check(text), Ask)
+
+
+def test_an_unknown_url_is_told_all_that_are_known() -> None:
+    bad = check(line(url="/v1/files"))
+    assert isinstance(bad, BadLine)
+    assert [url for url in batchfile.URLS if url not in bad.message.replace(",", "").split()] == []
 
 
 def test_the_first_of_equal_custom_ids_runs_and_the_later_ones_are_errors() -> None:
@@ -211,6 +219,21 @@ def test_what_a_record_counts_for(status: int, body: Any, outcome: Outcome) -> N
     ask = check(GOOD)
     assert isinstance(ask, Ask)
     assert outcome_of(answered(ask, "k", status=status, request_id=None, body=body)) == outcome
+
+
+def test_a_failure_is_one_short_line_whatever_others_wrote() -> None:
+    ask = check(line(custom_id="a\x1b[2J\nb"))
+    assert isinstance(ask, Ask)
+
+    def told(body: Any) -> Failure:
+        return failure_of(answered(ask, "k", status=400, request_id=None, body=body))
+
+    assert told({"error": {"message": "no\n\x1b[31mthing"}}) == ("a [2J b", "no [31mthing")
+    assert told({"error": {"message": "x" * 5000}}).reason == "x" * 197 + "..."
+    for odd in ({}, None, [], {"error": "no"}, {"error": {"message": None}}):
+        assert told(odd).reason == "status 400"
+    assert failure_of(unanswered(ask, "k", code="gone", message="late")).reason == "late"
+    assert failure_of(refused(BadLine(0, 1, None, "bad", "not JSON"), "run")) == (None, "not JSON")
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"{}", b'{"id": "x"}', b'{"id": 3}'])

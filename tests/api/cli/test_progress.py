@@ -1,8 +1,13 @@
 from __future__ import annotations
 
-import pytest
+import io
 
-from api.cli.progress import WINDOW_S, Meter, PlainDisplay, Snapshot, duration, plain_line
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from api.cli.progress import FREE_COLUMNS, WINDOW_S, BarDisplay, Meter, PlainDisplay, Snapshot, duration, plain_line
 
 
 class Clock:
@@ -63,6 +68,21 @@ def test_plain_lines_come_now_and_then_and_at_the_end_and_never_twice() -> None:
     display.close()
     display.close()
     assert lines == ["0/5 done", "4/5 done"]
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_the_bar_leaves_room_for_an_echo_and_may_be_closed_early(width: int) -> None:
+    terminal = io.StringIO()
+    display = BarDisplay(Console(file=terminal, force_terminal=True, width=width), total=9)
+    display.show(Snapshot(3, 9, 1, 12.4, 75.0))
+    display.close()
+    shown = terminal.getvalue()
+    display.show(Snapshot(4, 9, 1, 12.4, 75.0, "it is full"))
+    display.close()
+    assert terminal.getvalue() == shown
+    lines = [cell_len(Text.from_ansi(text).plain) for text in shown.replace("\r", "\n").splitlines()]
+    assert 0 < max(lines) <= width - FREE_COLUMNS
+    assert shown.endswith("\x1b[?25h")  # the cursor is seen again
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (200, "3 min 20 s"), (7500, "2 h 5 min")])

@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from api.cli.batchfile import Ask, LineChecker, answered, read_lines, survey
+from api.cli.runfolder import RunFolder
+from api.cli.spool import Ledger
 from tests.api.cli.conftest import JobsServer, RunCommand
 
 
@@ -103,6 +106,88 @@ def test_a_complete_run_says_so_and_does_nothing(bulk: RunCommand, jobs_server: 
     assert "complete already" in again.stderr
     assert bulk.output.read_bytes() == before
     assert jobs_server.get("/stats")["posts"] == 5
+
+
+def test_a_complete_run_with_failures_fails_again_when_it_is_asked_again(
+    bulk: RunCommand, jobs_server: JobsServer
+) -> None:
+    bulk.write({"say": "x"}, {"reject": 400}, {"status": "expired"})
+    assert bulk.run(*go(bulk, jobs_server)).returncode == 1
+    again = bulk.run(*go(bulk, jobs_server))
+    assert again.returncode == 1
+    assert again.stderr.endswith("out.jsonl is complete already, 2 lines failed; --restart does it again\n")
+    assert jobs_server.get("/stats")["posts"] == 3
+    bulk.write({"say": "good"})
+    assert bulk.run(*go(bulk, jobs_server, "--restart")).returncode == 0
+    assert bulk.run(*go(bulk, jobs_server)).returncode == 0
+
+
+def test_the_first_failures_are_told_at_the_end_with_their_place_in_the_file(
+    bulk: RunCommand, jobs_server: JobsServer
+) -> None:
+    fail = {"fail": {"code": 503, "message": "too\nlate"}}
+    bulk.write({"say": "a"}, fail | {"turn": 2}, {"reject": 400}, {"status": "expired"})
+    bulk.source.write_text("\nnot json\n\n" + bulk.source.read_text())
+    done = bulk.run(*go(bulk, jobs_server))
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[0].startswith("5 lines, 4 failed; ")
+    assert done.stdout.splitlines()[1:4] == [
+        "  line 2: the line is not JSON: expecting value at column 1",
+        "  line 5 (custom_id line-1): too late",
+        "  line 6 (custom_id line-2): no such thing",
+    ]
+    assert "line-3" not in done.stdout
+
+
+@pytest.mark.parametrize("flag", [["-m", "demo"], ["-mdemo"], ["--model", "demo"], ["--model=demo"]])
+def test_a_service_and_a_model_of_ones_own_are_refused_together(
+    bulk: RunCommand, jobs_server: JobsServer, flag: list[str]
+) -> None:
+    bulk.write({"say": "x"})
+    refused = bulk.run(*go(bulk, jobs_server), *flag)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(f"slotstream run: {flag[0].partition('=')[0].removesuffix('demo')} is of no use")
+    assert refused.stderr.count("\n") == 1
+    assert not bulk.part.exists()
+
+
+def test_a_model_in_the_settings_file_is_for_other_commands_than_run_with_a_service(
+    bulk: RunCommand, jobs_server: JobsServer
+) -> None:
+    bulk.write({"say": "x"})
+    (bulk.folder / "slotstream.toml").write_text('model = "nothing.gguf"\n')
+    assert bulk.run(*go(bulk, jobs_server)).returncode == 0
+
+
+@pytest.mark.parametrize(("model", "fault"), [("nothing.gguf", "does not exist"), (".", "is a folder")])
+def test_a_model_file_that_is_missing_is_said_before_anything_starts(bulk: RunCommand, model: str, fault: str) -> None:
+    bulk.write({"say": "x"})
+    refused = bulk.run("in.jsonl", "-o", "out.jsonl", "-m", model)
+    assert refused.returncode == 2
+    assert refused.stderr == f"slotstream run: the model {model} {fault} (see --model)\n"
+    assert [path.name for path in bulk.folder.iterdir()] == ["in.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("status", "kept"), [(200, {"run.json", "lock"}), (400, {"run.json", "lock", "logs"})], ids=["good", "failed"]
+)
+def test_of_a_finished_run_a_note_is_kept_and_its_logs_only_when_lines_failed(
+    bulk: RunCommand, status: int, kept: set[str]
+) -> None:
+    bulk.write({})
+    found = survey(bulk.source)
+    ask = LineChecker()(next(read_lines(bulk.source)))
+    assert isinstance(ask, Ask)
+    with RunFolder.open(bulk.folder / "state", bulk.source, bulk.output) as run:
+        assert run.begin(found, is_restart=False)
+        (run.fresh_logs() / "api.log").touch()
+        run.valkey.mkdir()
+        with Ledger(run.part, run.spool, n_lines=1) as ledger:
+            ledger.put(0, answered(ask, "k", status=status, request_id=None, body={}))
+            run.finish(ledger)
+        assert {path.name for path in run.folder.iterdir()} == kept
+        assert run.begin(found, is_restart=True)
+        assert {path.name for path in run.folder.iterdir()} == {"run.json", "lock"}
 
 
 def test_restart_does_everything_again_and_replaces_the_results_at_the_end(

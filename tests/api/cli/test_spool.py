@@ -86,6 +86,22 @@ def test_a_part_with_more_records_than_lines_is_foreign_and_left_alone(tmp_path:
     assert (tmp_path / "out.part").read_bytes() == content
 
 
+@pytest.mark.parametrize("order", list(itertools.permutations(range(5))))
+def test_the_first_three_lines_that_failed_are_remembered_also_after_a_restart(
+    tmp_path: Path, order: list[int]
+) -> None:
+    for half in (order[:3], order[3:]):
+        with ledger(tmp_path, 6) as book:
+            for index in half:
+                book.put(index, record(index, is_failed=index != 1))
+    assert [(index, failure.custom_id) for index, failure in book.tally.failures.items()] == [
+        (0, "0"),
+        (2, "2"),
+        (3, "3"),
+    ]
+    assert book.tally.failed == 4
+
+
 def test_an_emptied_spool_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spool, "SPOOL_KEEP_BYTES", 1000)
     largest = 0

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from api.cli.run import NO_API_KEY
 from api.cli.stack import Place, config_of, free_port
+from shared.settings import ApiSettings
 from tests.api.cli.conftest import RunCommand, environment
 
 
@@ -35,15 +37,33 @@ def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_a_bad_model_ends_serve_and_run_with_the_workers_own_sentence(tmp_path: Path, bulk: RunCommand) -> None:
-    refused = serve(tmp_path, "-m", "nothing.gguf", "--port", "0")
+    (tmp_path / "bad.gguf").write_text("not a model")
+    refused = serve(tmp_path, "-m", "bad.gguf", "--port", "0")
     assert refused.returncode == 2
     assert "slotstream worker: " in refused.stderr
-    assert "nothing.gguf" in refused.stderr
+    assert "bad.gguf" in refused.stderr
     assert "starting it again" not in refused.stderr
     bulk.write({"messages": []})
-    run = bulk.run("in.jsonl", "-o", "out.jsonl", "-m", "nothing.gguf")
+    run = bulk.run("in.jsonl", "-o", "out.jsonl", "-m", "bad.gguf")
     assert run.returncode == 2
-    assert "nothing.gguf" in run.stderr.splitlines()[-1]
+    assert "bad.gguf" in run.stderr.splitlines()[-1]
+
+
+def test_serve_says_that_a_model_file_is_missing_before_anything_starts(tmp_path: Path) -> None:
+    refused = serve(tmp_path, "-m", "nothing.gguf", "--port", "0")
+    assert refused.returncode == 2
+    assert refused.stderr == "slotstream serve: the model nothing.gguf does not exist (see --model)\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stack_of_runs_own_has_no_key_although_the_settings_file_has_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "slotstream.toml").write_text('[api]\napi_key = "secret"\n')
+    assert ApiSettings.load().api_key != ()
+    monkeypatch.setenv(*NO_API_KEY)
+    assert ApiSettings.load().api_key == ()
 
 
 def test_a_stop_while_it_starts_leaves_nothing_behind(tmp_path: Path) -> None:

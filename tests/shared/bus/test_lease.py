@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shared.bus import Bus, LeaseKeeper, open_bus
+from shared.bus import Bus, Lease, LeaseKeeper, open_bus
 from shared.settings import BusSettings
 from tests.shared.bus.conftest import ANY, Behind, claimed, eventually, queued
 
@@ -34,8 +34,8 @@ class Told:
         self.cancelled.append(job_id)
         self.news.set()
 
-    def on_lost(self, job_id: str) -> None:
-        self.lost.append(job_id)
+    def on_lost(self, lease: Lease) -> None:
+        self.lost.append(lease.job_id)
         self.news.set()
 
     async def wait(self, within_s: float = 5.0) -> None:

@@ -1,5 +1,6 @@
 import threading
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -282,6 +283,25 @@ def test_a_discarded_job_says_nothing_more(byte_model: Path) -> None:
         assert not any(isinstance(event, Answer | Failure) for event in engine.events("lost"))
 
 
+def test_only_the_attempt_that_is_meant_is_discarded(byte_model: Path) -> None:
+    said: dict[int, list[EngineEvent]] = {1: [], 2: []}
+
+    def look(key: SequenceKey, event: EngineEvent) -> None:
+        said[key.epoch].append(event)
+
+    with Recorded(config(byte_model, n_slots=2), look) as recorded:
+        old, new = (
+            replace(task("job", prompt(10), n_predict=200, sampling=GREEDY), key=SequenceKey("job", 0, epoch))
+            for epoch in (1, 2)
+        )
+        recorded.submit(old)
+        recorded.wait_for(lambda: bool(said[1]))
+        recorded.engine.discard("job", 1)
+        recorded.submit(new)
+        recorded.wait_for(lambda: any(isinstance(event, Answer) for event in said[2]))
+    assert not any(isinstance(event, Answer | Failure) for event in said[1])
+
+
 def test_a_deadline_ends_what_runs_and_what_waits(byte_model: Path) -> None:
     with Recorded(config(byte_model, n_slots=1, n_ctx=4096)) as engine:
         now = time.monotonic()
@@ -359,7 +379,7 @@ def test_a_task_whose_tokens_are_all_banned_fails_alone(byte_model: Path) -> Non
         engine.submit(task("good", prompt(30), n_predict=20), task("bad", prompt(30, 3), sampling=nothing))
         ending = engine.ending("bad")
         assert isinstance(ending, Failure)
-        assert ending.code == "engine_failed"
+        assert ending.code == "invalid_request"
         assert len(engine.answer("good").ids) == 20
 
 
