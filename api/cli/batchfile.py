@@ -4,8 +4,9 @@ In:  {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body":
 Out: {"id": "batch_req_...", "custom_id": "a",
       "response": {"status_code": 200, "request_id": "...", "body": {...}}, "error": null}
 
-Every line that is not blank has exactly one record in the output, in the order of the input. A line that cannot
-be asked at all becomes a record whose `error` has `code`, `message` and the `line` in the file.
+Every line that is not blank has exactly one record in the output, in the order of the input. The record of a line
+that failed also has its `line` in the file. A line that cannot be asked at all becomes a record whose `error` has
+`code`, `message` and `line`.
 """
 
 from __future__ import annotations
@@ -241,23 +242,26 @@ def idempotency_key(run_id: str, ask: Ask) -> str:
 def answered(ask: Ask, key: str, *, status: int, request_id: str | None, body: Any) -> bytes:
     """The record of a line that got an HTTP answer, good or bad."""
     response = {"status_code": status, "request_id": request_id, "body": body}
-    return _record(key[:24], ask.custom_id, response, None)
+    return _record(key[:24], ask.custom_id, response, None, failed_line=None if status == 200 else ask.number)
 
 
 def unanswered(ask: Ask, key: str, *, code: str, message: str) -> bytes:
     """The record of a line whose job ended without an answer: cancelled, expired, gone."""
-    return _record(key[:24], ask.custom_id, None, {"code": code, "message": message, "line": ask.number})
+    error = {"code": code, "message": message, "line": ask.number}
+    return _record(key[:24], ask.custom_id, None, error, failed_line=ask.number)
 
 
 def refused(line: BadLine, run_id: str) -> bytes:
     """The record of a line that could not be asked."""
     identity = hashlib.sha256(f"{run_id}\n{line.number}".encode()).hexdigest()[:24]
     error = {"code": line.code, "message": line.message, "line": line.number}
-    return _record(identity, line.custom_id, None, error)
+    return _record(identity, line.custom_id, None, error, failed_line=line.number)
 
 
-def _record(identity: str, custom_id: str | None, response: Any, error: Any) -> bytes:
+def _record(identity: str, custom_id: str | None, response: Any, error: Any, *, failed_line: int | None) -> bytes:
     record = {"id": f"batch_req_{identity}", "custom_id": custom_id, "response": response, "error": error}
+    if failed_line is not None:
+        record["line"] = failed_line
     try:
         return json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     except UnicodeEncodeError:  # half a surrogate pair somewhere in an echoed request

@@ -31,7 +31,7 @@ from api.cli.batchfile import (
     unanswered,
 )
 from api.cli.progress import BarDisplay, Display, Meter, PlainDisplay, Snapshot, duration, shown
-from api.cli.runfolder import BadOutput, InputChanged, RunFolder
+from api.cli.runfolder import BadOutput, InputChanged, ModelChanged, RunFolder, RunModel
 from api.cli.service import JobView, Refusal, Service, ServiceLost
 from api.cli.signals import Interruption
 from api.cli.spool import ForeignPart, Ledger
@@ -56,7 +56,7 @@ def run(argv: Sequence[str]) -> int:
     try:
         _check_model(settings, argv)
         return _run(settings, config_of(argv))
-    except (ConfigError, BadInput, BadOutput, InputChanged, ChildRefused, ServiceLost) as error:
+    except (ConfigError, BadInput, BadOutput, InputChanged, ModelChanged, ChildRefused, ServiceLost) as error:
         _say(str(error))
     except OSError as error:
         _say(f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error))
@@ -89,7 +89,8 @@ def _model_flag(argv: Sequence[str]) -> str | None:
 def _run(settings: RunSettings, config: dict[str, str]) -> int:
     found = survey(settings.input)
     with RunFolder.open(state_folder(settings.state_dir), settings.input, settings.output) as folder:
-        if not folder.begin(found, is_restart=settings.restart):
+        model = None if settings.url else RunModel.of(settings.model, settings.alias)
+        if not folder.begin(found, is_restart=settings.restart, model=model):
             failed = f", {_lines(folder.n_failed)} failed" if folder.n_failed else ""
             _say(f"{settings.output} is complete already{failed}; --restart does it again")
             return EXIT_SOME_FAILED if folder.n_failed else 0

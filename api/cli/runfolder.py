@@ -1,4 +1,4 @@
-"""What is kept of a run beside its output: which input it began with, its spool, its logs, its server's data.
+"""What is kept of a run beside its output: which input and model it began with, its spool, its logs, its server's data.
 
 One folder an output file, in the user's state folder, locked while a run is at work. Knows nothing of what is run.
 """
@@ -32,15 +32,33 @@ class InputChanged(Exception):
     """The input is not what the run began with. The message is one sentence."""
 
 
+class ModelChanged(Exception):
+    """The model is not the one that the run began with. The message is one sentence."""
+
+
 class Phase(StrEnum):
     RUNNING = "running"
     FINISHING = "finishing"  # all records are in `.part`; it may be renamed already
     COMPLETE = "complete"
 
 
+class RunModel(Wire):
+    """The model of a stack of one's own. The jobs that wait in the run's server are for it alone."""
+
+    path: str
+    alias: str = ""
+
+    @classmethod
+    def of(cls, model: str, alias: str) -> Self:
+        """As it is found from any folder."""
+        return cls(path=model if model == "demo" else os.path.normpath(Path(model).absolute()), alias=alias)
+
+
 class RunState(Wire):
     run_id: str
     input_sha256: str
+    model: RunModel | None = None
+    """None until a stack of its own was wanted: a service has its model."""
     phase: Phase = Phase.RUNNING
     failed: int = 0
     """Lines that failed, once the run is past `RUNNING`."""
@@ -82,23 +100,24 @@ class RunFolder:
         assert self._state is not None, "not begun"
         return self._state.failed
 
-    def begin(self, found: Survey, *, is_restart: bool) -> bool:
+    def begin(self, found: Survey, *, is_restart: bool, model: RunModel | None = None) -> bool:
         """Take up the run, or begin it. False when it is complete: there is nothing to do.
 
-        Raises InputChanged, and BadOutput when the output is something else's or cannot be written.
+        `model` is that of a stack of its own. Raises InputChanged, ModelChanged, and BadOutput when the output is
+        something else's or cannot be written.
         """
         earlier = None if is_restart else self._load()
         if earlier is not None and earlier.phase is not Phase.RUNNING and not self.part.exists():
             if self.output.exists():
-                self._check_same(earlier, found)
+                self._check_same(earlier, found, model)
                 self._save(earlier.model_copy(update={"phase": Phase.COMPLETE}))
                 return False
             earlier = None  # its results were taken elsewhere: the same command means a new run
         if earlier is not None:
-            self._check_same(earlier, found)
-            self._state = earlier
+            self._check_same(earlier, found, model)
+            self._save(earlier.model_copy(update={"model": earlier.model or model}))
         else:
-            self._begin_anew(found, may_replace=is_restart)
+            self._begin_anew(found, model, may_replace=is_restart)
         self._check_writable()
         return True
 
@@ -123,7 +142,7 @@ class RunFolder:
         self.logs.mkdir()
         return self.logs
 
-    def _begin_anew(self, found: Survey, *, may_replace: bool) -> None:
+    def _begin_anew(self, found: Survey, model: RunModel | None, *, may_replace: bool) -> None:
         if not may_replace and self.output.exists():
             raise BadOutput(f"{self.output} exists already; --restart replaces it")
         is_unknown = self._load() is None and self.part.exists() and self.part.stat().st_size > 0
@@ -134,13 +153,22 @@ class RunFolder:
             old.unlink(missing_ok=True)
         for folder in (self.valkey, self.logs):
             shutil.rmtree(folder, ignore_errors=True)
-        self._save(RunState(run_id=secrets.token_hex(12), input_sha256=found.sha256))
+        self._save(RunState(run_id=secrets.token_hex(12), input_sha256=found.sha256, model=model))
 
-    def _check_same(self, earlier: RunState, found: Survey) -> None:
+    def _check_same(self, earlier: RunState, found: Survey, model: RunModel | None) -> None:
         if earlier.input_sha256 != found.sha256:
             raise InputChanged(
                 f"{self.source} has changed since the run for {self.output} began; --restart starts over"
             )
+        begun = earlier.model
+        if model is None or begun is None or begun == model:
+            return
+        name, flags = f"model {begun.path}", f"-m {begun.path}"
+        if begun.alias:
+            name, flags = f"{name} and alias {begun.alias}", f"{flags} -a {begun.alias}"
+        elif model.alias:
+            name, flags = f"{name} and no alias", f"{flags} without an alias"
+        raise ModelChanged(f"{self.output} was begun with {name}; give {flags} again, or --restart starts over")
 
     def _check_writable(self) -> None:
         try:

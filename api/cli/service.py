@@ -31,6 +31,10 @@ TRIES_OF_A_FAULT = 3
 """Answers of 500 to the same question, after which it is taken to be the question's fault."""
 
 
+NO_JOB = "job_0_000000000000000000000000"
+"""An id that no job has: what is said of it tells a slotstream from others."""
+
+
 class ServiceLost(Exception):
     """The service cannot be worked with. The message is one sentence."""
 
@@ -80,7 +84,7 @@ class Service:
     """A running slotstream. `patience_s`: how long it may be away altogether before ServiceLost is raised."""
 
     def __init__(self, url: str, *, api_key: str | None = None, patience_s: float = 600.0) -> None:
-        self.url = url.rstrip("/")
+        self.url = url.rstrip("/").removesuffix("/v1").rstrip("/")  # clients of OpenAI have it in their base URL
         self.trouble: str | None = None
         """Why calls are waiting just now, for a display."""
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -101,16 +105,20 @@ class Service:
         await self._session.close()
 
     async def check(self) -> None:
-        """Raise ServiceLost when nobody answers at the URL, or not a slotstream."""
+        """Raise ServiceLost when nobody answers at the URL, or not a slotstream's jobs API, or not with this key."""
+        path = f"/v1/jobs/{NO_JOB}"
         try:
-            async with self._session.get(f"{self.url}/health") as response:
+            async with self._session.get(self.url + path) as response:
                 content = await response.read()
         except aiohttp.InvalidURL:
             raise ServiceLost(f"{self.url} is not a URL") from None
         except (aiohttp.ClientError, TimeoutError) as error:
             raise ServiceLost(f"nothing answers at {self.url}: {_why(error)}") from None
-        if response.status not in (200, 503) or not isinstance(_json(content), dict):
-            raise ServiceLost(f"{self.url} is not a slotstream: /health answered {response.status}")
+        if response.status in (401, 403):
+            raise self._refused_key()
+        is_away = response.status == 503 and _fault(content)  # its queue is: that is waited for
+        if not is_away and (response.status != 404 or is_path_unknown(404, content)):
+            raise ServiceLost(f"{self.url} is not a slotstream: GET {path} answered {response.status}")
 
     async def ask(self, key: str, endpoint: str, body: dict[str, Any]) -> JobView | Refusal:
         """Make the job, or find the one made earlier with the same key."""
@@ -178,7 +186,9 @@ class Service:
         try:
             async with self._session.request(method, self.url + path, **more) as response:
                 if response.status in (401, 403):
-                    raise ServiceLost(f"{self.url} refuses the API key (see --api-key)")
+                    raise self._refused_key()
+                if response.status in (404, 405) and is_path_unknown(response.status, await response.read()):
+                    raise ServiceLost(f"{self.url} is not a slotstream: {method} {path} answered {response.status}")
                 if response.status == 429 or response.status >= 502:
                     raise _Away(
                         f"the service answered {response.status}{_message(await response.read())}",
@@ -205,6 +215,9 @@ class Service:
                 await asyncio.sleep(pause.seconds(None))
                 continue
             return answer
+
+    def _refused_key(self) -> ServiceLost:
+        return ServiceLost(f"{self.url} refuses the API key (see --api-key)")
 
     def _note_good(self) -> None:
         self.trouble = self._away_since = None
@@ -283,10 +296,23 @@ def _json(content: bytes) -> Any:
         return None
 
 
+def is_path_unknown(status: int, content: bytes) -> bool:
+    """Whether a 404 or 405 is about the path; a slotstream also says 404 of a job or a model that is not there."""
+    fault = _fault(content)
+    is_of_a_job = fault.get("type") == "not_found_error" and fault.get("message") != "File Not Found"
+    return status != 404 or not (is_of_a_job or fault.get("type") == "model_not_found")
+
+
 def _message(content: bytes) -> str:
+    message = _fault(content).get("message")
+    return f": {message}" if message else ""
+
+
+def _fault(content: bytes) -> dict[str, Any]:
+    """The error object of an answer, empty when it has none."""
     body = _json(content)
     error = body.get("error") if isinstance(body, dict) else None
-    return f": {error['message']}" if isinstance(error, dict) and error.get("message") else ""
+    return error if isinstance(error, dict) else {}
 
 
 def retry_after(header: str) -> float | None:

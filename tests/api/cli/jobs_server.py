@@ -7,6 +7,7 @@ body: {"say": text, "tokens": n, "turn": k, "fail": {...}, "status": s}
   reject  POST answers this HTTP status with an error body
   lose    the job is forgotten so many times before it ends
 Faults of the whole server are asked for with POST /script {"refuse": n, "with": 503} and counted down.
+Under /locked every key is refused; other paths are answered as the API answers those it does not have.
 GET /when?made=n&ended=n&posts=n answers as soon as there were so many; GET /stats tells.
 """
 
@@ -81,6 +82,8 @@ class Server:
 
     async def create(self, request: web.Request) -> web.Response:
         self.posts += 1
+        if self.refuse_with == 404 and self.refuse:
+            raise unknown_path()
         if self.refuse:
             self.refuse -= 1
             if self.refuse_with == 0:  # cut off without a word, after the job was made
@@ -104,7 +107,7 @@ class Server:
         key = request.headers["Idempotency-Key"]
         job = self.by_key.get(key)
         if job is None:
-            job = self.by_key[key] = Job(f"job_0_{len(self.jobs):024x}", order["body"])
+            job = self.by_key[key] = Job(f"job_0_{len(self.jobs) + 1:024x}", order["body"])
             if "reject" not in job.body:
                 self.jobs[job.id] = job
                 task = asyncio.create_task(self.work(job))
@@ -125,7 +128,7 @@ class Server:
         if job is None or job.lost < job.body.get("lose", 0):
             if job is not None:
                 job.lost += 1
-            error = {"code": 404, "message": "no such job", "type": "not_found_error"}
+            error = {"code": 404, "message": "There is no such job", "type": "not_found_error"}
             raise web.HTTPNotFound(text=json.dumps({"error": error}), content_type="application/json")
         return job
 
@@ -150,6 +153,19 @@ class Server:
         return response
 
 
+def unknown_path() -> web.HTTPNotFound:
+    error = {"code": 404, "message": "File Not Found", "type": "not_found_error", "param": None}
+    return web.HTTPNotFound(text=json.dumps({"error": error}), content_type="application/json")
+
+
+async def refuse_path(request: web.Request) -> web.Response:
+    raise unknown_path()
+
+
+async def refuse_key(request: web.Request) -> web.Response:
+    return web.json_response({"error": {"code": 401, "message": "no", "type": "authentication_error"}}, status=401)
+
+
 async def main() -> None:
     server = Server()
     app = web.Application()
@@ -161,6 +177,8 @@ async def main() -> None:
         web.post("/v1/jobs", server.create),
         web.get("/v1/jobs/{id}", server.show),
         web.get("/v1/jobs/{id}/events", server.events),
+        web.route("*", "/locked/{rest:.*}", refuse_key),
+        web.route("*", "/{rest:.*}", refuse_path),
     ])  # fmt: skip
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()

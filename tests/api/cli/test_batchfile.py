@@ -197,6 +197,18 @@ def test_records_have_openais_shape() -> None:
     assert bad["id"].startswith("batch_req_")
 
 
+def test_every_record_of_a_failure_has_its_line_in_the_file() -> None:
+    ask = LineChecker()(RawLine(3, 8, GOOD))
+    assert isinstance(ask, Ask)
+    body = {"error": {"message": "no"}}
+    for status in (400, 413, 501, 500):
+        record = json.loads(answered(ask, "k", status=status, request_id=None, body=body))
+        assert (record["line"], record["error"], record["response"]["status_code"]) == (8, None, status)
+    assert json.loads(unanswered(ask, "k", code="gone", message="late"))["line"] == 8
+    assert json.loads(refused(BadLine(0, 7, None, "bad", "no"), "run"))["line"] == 7
+    assert "line" not in json.loads(answered(ask, "k", status=200, request_id=None, body={}))
+
+
 def test_half_a_surrogate_pair_in_an_answer_is_still_written() -> None:
     ask = check(GOOD)
     assert isinstance(ask, Ask)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from api.cli.batchfile import Ask, LineChecker, answered, read_lines, survey
-from api.cli.runfolder import RunFolder
+from api.cli.runfolder import ModelChanged, RunFolder, RunModel
 from api.cli.spool import Ledger
 from tests.api.cli.conftest import JobsServer, RunCommand
 
@@ -211,6 +211,50 @@ def test_results_that_were_taken_elsewhere_make_the_same_command_a_new_run(
     assert len(bulk.results()) == 1
 
 
+A, B = RunModel(path="/a.gguf"), RunModel(path="/b.gguf")
+NAMED = RunModel(path="/a.gguf", alias="x")
+
+
+@pytest.mark.parametrize(
+    ("begun", "now", "sentence"),
+    [
+        (A, B, "model /a.gguf; give -m /a.gguf again, or --restart starts over"),
+        (NAMED, A, "model /a.gguf and alias x; give -m /a.gguf -a x again, or --restart starts over"),
+        (A, NAMED, "model /a.gguf and no alias; give -m /a.gguf without an alias again, or --restart starts over"),
+    ],
+)
+def test_another_model_is_refused_until_restart(
+    bulk: RunCommand, begun: RunModel, now: RunModel, sentence: str
+) -> None:
+    bulk.write({})
+    found = survey(bulk.source)
+    with RunFolder.open(bulk.folder / "state", bulk.source, bulk.output) as run:
+        for model in (None, begun, None, begun):  # a service in between has a model of its own
+            assert run.begin(found, is_restart=False, model=model)
+        with pytest.raises(ModelChanged) as refusal:
+            run.begin(found, is_restart=False, model=now)
+        assert str(refusal.value) == f"{bulk.output} was begun with {sentence}"
+        assert run.begin(found, is_restart=True, model=now)
+        assert run.begin(found, is_restart=False, model=now)
+
+
+def test_another_model_is_said_before_anything_starts(bulk: RunCommand) -> None:
+    bulk.write({})
+    (bulk.folder / "b.gguf").touch()
+    with RunFolder.open(bulk.folder / "state", bulk.source, bulk.output) as run:
+        run.begin(survey(bulk.source), is_restart=False, model=RunModel.of("demo", ""))
+    refused = bulk.run("in.jsonl", "-o", "out.jsonl", "-m", "b.gguf", "--state-dir", str(bulk.folder / "state"))
+    assert refused.returncode == 2
+    assert "was begun with model demo; give -m demo again, or --restart starts over" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+    assert not run.logs.exists()
+
+
+def test_a_model_is_the_same_however_its_path_is_written(bulk: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(bulk.folder)
+    assert RunModel.of("m.gguf", "") == RunModel.of(str(bulk.folder / "x" / ".." / "m.gguf"), "")
+
+
 @pytest.mark.parametrize("is_complete", [True, False])
 def test_a_changed_input_is_refused_until_restart(bulk: RunCommand, jobs_server: JobsServer, is_complete: bool) -> None:
     bulk.write({"say": "x"}, {"say": "y", "turn": 1 if is_complete else 99})
@@ -366,6 +410,16 @@ def test_without_a_model_or_a_service_it_asks_for_one(bulk: RunCommand) -> None:
     refused = bulk.run("in.jsonl", "-o", "out.jsonl")
     assert refused.returncode == 2
     assert "which model?" in refused.stderr
+
+
+def test_an_api_without_jobs_is_said_at_once_and_makes_no_records(bulk: RunCommand, jobs_server: JobsServer) -> None:
+    bulk.write({"say": "x"})
+    jobs_server.script(refuse=1, status=404)
+    for url in (f"{jobs_server.url}/elsewhere", f"{jobs_server.url}/v1"):
+        refused = bulk.run("in.jsonl", "-o", "out.jsonl", "--url", url)
+        assert refused.returncode == 2
+        assert "is not a slotstream" in refused.stderr
+        assert bulk.part.read_bytes() == b""
 
 
 def test_a_service_that_is_not_there_is_said_at_once(bulk: RunCommand) -> None:

@@ -1,11 +1,24 @@
 from __future__ import annotations
 
 import email.utils
+import json
 import time
 
 import pytest
+from starlette.exceptions import HTTPException
 
-from api.cli.service import LONGEST_PAUSE_S, EventBuffer, Pause, Service, ServiceLost, retry_after
+from api.cli.service import (
+    LONGEST_PAUSE_S,
+    EventBuffer,
+    JobView,
+    Pause,
+    Service,
+    ServiceLost,
+    is_path_unknown,
+    retry_after,
+)
+from api.problems import body_of
+from shared.errors import UnknownJob, UnknownModel
 from tests.api.cli.conftest import JobsServer
 
 STREAM = b': hello\n\nid: 1\nevent: token\ndata: {"text": "a"}\n\n\n\nevent: done\ndata: {"x":\ndata: 1}\n\nevent: lost'
@@ -55,6 +68,48 @@ async def test_a_service_that_is_only_full_is_not_given_up(jobs_server: JobsServ
     async with Service(jobs_server.url, patience_s=0.0) as service:
         await service.ask("key", "/completion", {})
         assert service.trouble is None
+
+
+@pytest.mark.parametrize("tail", ["", "/", "/v1", "/v1/", "//v1//"])
+async def test_a_url_may_be_an_openai_base_url(jobs_server: JobsServer, tail: str) -> None:
+    async with Service(jobs_server.url + tail) as service:
+        await service.check()
+        assert isinstance(await service.ask("key", "/completion", {}), JobView)
+
+
+@pytest.mark.parametrize(
+    ("path", "sentence"), [("/elsewhere", "is not a slotstream: GET"), ("/locked", "refuses the API key")]
+)
+async def test_the_check_asks_the_jobs_api_itself(jobs_server: JobsServer, path: str, sentence: str) -> None:
+    async with Service(jobs_server.url + path) as service:
+        with pytest.raises(ServiceLost, match=sentence):
+            await service.check()
+
+
+async def test_a_path_that_is_not_there_is_no_answer_to_a_line(jobs_server: JobsServer) -> None:
+    jobs_server.script(refuse=1, status=404)
+    async with Service(jobs_server.url) as service:
+        with pytest.raises(ServiceLost, match="is not a slotstream: POST /v1/jobs answered 404"):
+            await service.ask("key", "/completion", {})
+
+
+@pytest.mark.parametrize(
+    ("error", "is_unknown"),
+    [
+        (UnknownJob("There is no such job"), False),
+        (UnknownModel("Several models are served"), False),
+        (HTTPException(404), True),
+        (HTTPException(405), True),
+    ],
+)
+def test_a_path_is_told_from_a_job_and_a_model_by_what_the_api_really_says(error: Exception, is_unknown: bool) -> None:
+    body = body_of(error, with_param=True)
+    assert is_path_unknown(body["error"]["code"], json.dumps(body).encode()) is is_unknown
+
+
+@pytest.mark.parametrize("content", [b"", b"<html>", b'{"detail":"Not Found"}', b'{"error":"no"}', b'{"error":{}}'])
+def test_a_404_of_others_is_about_the_path(content: bytes) -> None:
+    assert is_path_unknown(404, content)
 
 
 async def test_a_key_that_is_refused_ends_it_at_once(jobs_server: JobsServer) -> None:
