@@ -31,6 +31,13 @@ QUICK_JOBS = 4
 log = structlog.get_logger(__name__)
 
 
+def bulk_window(n_waiting: int, n_slots: int) -> int:
+    """Bulk jobs to hold beyond the slots. With many waiting, as many as there are slots: sequences that end together
+    are followed by others at once, and batches stay full. It shrinks as the backlog ends, so that no worker hoards
+    the tail while another has nothing to do."""
+    return min(n_slots, max(1, n_waiting // 4))
+
+
 class Station(NamedTuple):
     """Which worker pulls, and for what."""
 
@@ -56,7 +63,7 @@ class Puller:
         self._engine, self._held, self._publisher, self._keeper = hands
         self._registrar = registrar
         self._station = station
-        self._bulk_window = max(1, station.n_slots // 4)
+        self._n_waiting = 0
         self._sweep_at = 0.0
         self._nudged = asyncio.Event()
         self._is_closing = False
@@ -107,11 +114,14 @@ class Puller:
                         self.sweep()
 
     def wanted(self) -> Wanted:
+        n_slots = self._station.n_slots
         n_interactive, n_bulk = self._held.count(Lane.INTERACTIVE), self._held.count(Lane.BULK)
         return Wanted(
             quick=QUICK_JOBS,
-            interactive=max(0, self._station.n_slots - n_interactive),
-            bulk=max(0, self._station.n_slots + self._bulk_window - n_interactive - n_bulk),
+            interactive=max(0, n_slots - n_interactive),
+            bulk=max(
+                0, self._station.n_slots + bulk_window(self._n_waiting, self._station.n_slots) - n_interactive - n_bulk
+            ),
         )
 
     async def _claim(self) -> list[Claimed]:
@@ -123,6 +133,7 @@ class Puller:
             log.warning("no jobs can be claimed", reason=error.message)
             await asyncio.sleep(random.uniform(0.5, 1.5))
             return []
+        self._n_waiting = claimed[-1].n_waiting if claimed else self._n_waiting // 2
         if is_sweep:
             self._sweep_at = now + self._station.lease_s / 4 * random.uniform(0.8, 1.2)
         return claimed

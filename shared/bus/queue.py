@@ -93,6 +93,8 @@ class Claimed:
     enqueued_at: float
     deadline_at: float
     now: float
+    n_waiting: int = 0
+    """Bulk jobs of the model that were left in the queue of this job's partition."""
 
 
 class Chunk(NamedTuple):
@@ -388,7 +390,7 @@ class Queue:
             ),
         )
         while True:
-            [[now_ms, is_more, n_own, n_interactive, n_bulk, rows]] = await run(self._link, claim, [call])
+            [[now_ms, is_more, n_own, n_interactive, n_bulk, n_waiting, rows]] = await run(self._link, claim, [call])
             if rows or not is_more:
                 break
         left = Wanted(
@@ -396,7 +398,7 @@ class Queue:
             wanted.interactive - n_interactive,
             max(0, wanted.bulk - n_interactive - n_bulk),
         )
-        return [claimed for row in rows if (claimed := _claimed(row, now_ms))], left
+        return [claimed for row in rows if (claimed := _claimed(row, now_ms, n_waiting))], left
 
     async def _outlook(self, partition: int, fields: dict[str, Reply]) -> tuple[int | None, float | None]:
         """(position, seconds until it runs) of a queued job. An estimate: tenants take turns, so a job with n of its
@@ -471,7 +473,7 @@ def _record(job_id: str, fields: dict[str, Reply], position: int | None, eta_s: 
     )
 
 
-def _claimed(row: list[Reply], now_ms: int) -> Claimed | None:
+def _claimed(row: list[Reply], now_ms: int, n_waiting: int) -> Claimed | None:
     job_id, request, token, attempt, deaths, created_ms, deadline_ms = row
     try:
         job = Job.model_validate_json(request)
@@ -488,6 +490,7 @@ def _claimed(row: list[Reply], now_ms: int) -> Claimed | None:
         enqueued_at=int(created_ms) / 1000,
         deadline_at=int(deadline_ms) / 1000,
         now=now_ms / 1000,
+        n_waiting=n_waiting,
     )
 
 

@@ -191,4 +191,5 @@ end
 local n_own = take_own(quick)
 local n_interactive = take('interactive', interactive)
 local n_bulk = take('bulk', bulk - n_interactive) -- they share slots: what a person got, bulk does not get
-return {now, looks <= 0 and 1 or 0, n_own, n_interactive, n_bulk, handed}
+local n_waiting = tonumber(redis.call('HGET', load, 'queued:bulk') or 0)
+return {now, looks <= 0 and 1 or 0, n_own, n_interactive, n_bulk, n_waiting, handed}
