@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import tomllib
 import types
 from collections.abc import Mapping, Sequence
@@ -380,7 +379,3 @@ def _as_variable(value: Any) -> str:
     if isinstance(value, bool):
         return "1" if value else "0"
     return "" if value is None else str(value)
-
-
-if __name__ == "__main__":
-    sys.exit("shared.settings is not a command")
