@@ -137,11 +137,16 @@ class Link:
         try:
             async with asyncio.timeout(REPLY_TIMEOUT_S):
                 await _drop_dead(connection)
-                await connection.send_packed_command([parcel.packed for parcel in parcels])
+                await transmit(connection, [parcel.packed for parcel in parcels])
+                is_demoted = False
                 for parcel in parcels:
                     replies = [await _reply(connection) for _ in range(parcel.n_commands)]
+                    is_demoted = is_demoted or any(isinstance(reply, exceptions.ReadOnlyError) for reply in replies)
                     if not parcel.replies.done():
                         parcel.replies.set_result(replies)
+            if is_demoted:
+                # After a failover the name leads to the new primary, and only this connection still to the old one.
+                await close(connection)
         except (exceptions.RedisError, OSError) as error:
             await close(connection)
             _fail(parcels, unavailable(error))
@@ -151,6 +156,14 @@ class Link:
             _fail(parcels, BusUnavailable("The bus was closed.") if is_cancelled else error)
             if not isinstance(error, Exception):
                 raise
+
+
+async def transmit(connection: AbstractConnection, packed: list[bytes]) -> None:
+    """Writes packed commands. Raises RedisError or OSError when the connection is gone."""
+    try:
+        await connection.send_packed_command(packed)
+    except RuntimeError as error:  # uvloop's word for a transport that a reset has closed
+        raise ConnectionResetError(str(error)) from None
 
 
 async def _drop_dead(connection: AbstractConnection) -> None:
