@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import platform
-import random
 import secrets
 import signal
 import time
@@ -45,8 +44,7 @@ async def run(settings: WorkerSettings) -> None:
     worker_id = f"{platform.node()}-{os.getpid()}-{secrets.token_hex(3)}"
     signals = StopSignals()
     async with open_bus(settings, name=worker_id) as bus:
-        await _reach(bus)
-        await bus.check_server()
+        await bus.reach()
         announcer = Announcer(bus.presence, worker_id, name, config)
         publisher = Publisher(bus.queue, held := HeldJobs(), worker_id)
         engine = Engine(config, publisher.post)
@@ -111,18 +109,6 @@ class StopSignals:
         await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             task.cancel()
-
-
-async def _reach(bus: Bus) -> None:
-    """Wait for the bus, however long: a worker may well start before its Redis."""
-    wait = 0.2
-    while True:
-        try:
-            return await bus.ping()
-        except BusUnavailable as error:
-            log.warning("waiting for the bus", reason=error.message)
-            await asyncio.sleep(wait * random.uniform(0.5, 1.5))
-            wait = min(wait * 2, 5.0)
 
 
 async def _load(engine: Engine, config: EngineConfig, name: str) -> None:
