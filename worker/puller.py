@@ -102,6 +102,14 @@ class Puller:
 
     async def listen(self) -> None:
         """Follow the wake-ups until cancelled."""
+        while True:
+            try:
+                await self._follow_wakes()
+            except BusUnavailable as error:
+                log.warning("no wake-ups are heard", reason=error.message)
+                await asyncio.sleep(random.uniform(0.5, 1.5))
+
+    async def _follow_wakes(self) -> None:
         wakes = self._queue.wakes(self._station.worker_id, self._station.model)
         async with contextlib.aclosing(wakes):
             async for wake in wakes:
