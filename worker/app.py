@@ -75,7 +75,7 @@ async def run(settings: WorkerSettings) -> None:
                         log.info("draining", jobs=len(held), grace_s=settings.grace_s)
                         await signals.or_again(held.wait_empty(), settings.grace_s)
                         for job in held:
-                            engine.discard(job.job.id, job.lease.epoch)
+                            engine.discard(job.job.id, job.lease.mark)
                     await _give_back(bus, held)
             finally:
                 await asyncio.to_thread(engine.stop)
