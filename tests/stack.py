@@ -147,9 +147,11 @@ async def make_job(stack: Stack, body: dict[str, Any], **more: Any) -> str:
     return job_id
 
 
-async def follow(stack: Stack, job_id: str, after: int = 0) -> tuple[list[tuple[int, str]], dict[str, Any]]:
-    """(number, text) of each token of a job, and the job at its end."""
-    tokens: list[tuple[int, str]] = []
+async def follow(
+    stack: Stack, job_id: str, after: int = 0, heard: list[tuple[int, str]] | None = None
+) -> tuple[list[tuple[int, str]], dict[str, Any]]:
+    """(number, text) of each token of a job, and the job at its end. `heard` gets the tokens as they come."""
+    tokens = [] if heard is None else heard
     path = f"/v1/jobs/{job_id}/events?starting_after={after}"
     async with stack.http.stream("GET", path) as response:
         number, name = 0, ""

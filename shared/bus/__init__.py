@@ -21,7 +21,7 @@ from shared.bus.keys import Keys
 from shared.bus.lease import LeaseKeeper
 from shared.bus.outbox import Outbox, OutboxRow
 from shared.bus.presence import ModelCard, Presence, SlotState, WorkerState
-from shared.bus.queue import Chunk, Claimed, Lease, Queue, Receipt, Verdict, Wake, Wanted
+from shared.bus.queue import Chunk, Claimed, JobPage, Lease, Queue, Receipt, Verdict, Wake, Wanted
 from shared.bus.script import ask, run, script
 from shared.bus.subscriber import Subscriber
 from shared.bus.tokenlog import LogEvent, Reader, TokenLog
@@ -33,6 +33,7 @@ __all__ = [
     "Chunk",
     "Claimed",
     "EmbeddedServer",
+    "JobPage",
     "Lease",
     "LeaseKeeper",
     "LogEvent",

@@ -96,7 +96,7 @@ async def test_09_a_server_that_lost_its_last_second_ends_every_job_once(site: S
 
 
 async def test_09_words_said_before_the_cut_are_not_taken_for_those_after_it(site: Site) -> None:
-    """Not even the claim was kept: the same worker gets the job again, under the same epoch, as if for the first time."""
+    """Not even the claim was kept: the worker gets its job again, under the same epoch, as if for the first time."""
     reading = await start_reading(site)
     await reading.until_heard(50)
     site.server.kill()
