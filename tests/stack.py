@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,12 @@ LONG = 600
 class Role:
     """One process. Its log is shown when a test fails, since pytest shows what is printed."""
 
-    def __init__(self, module: str, environment: dict[str, str], log: Path) -> None:
+    def __init__(self, arguments: Sequence[str], environment: dict[str, str], log: Path) -> None:
+        """`arguments` are Python's."""
         self._log = log
         with log.open("ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", module],
+                [sys.executable, *arguments],
                 env={**os.environ, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -78,10 +79,12 @@ class Stack:
             namespace=self.environment["SLOTSTREAM_NAMESPACE"],
         )
 
-    def start(self, module: str, **settings: Any) -> Role:
+    def start(self, module: str, *, program: str | None = None, **settings: Any) -> Role:
+        """`program`: what to run in place of the module."""
         variables = {f"SLOTSTREAM_{name.upper()}": str(value) for name, value in settings.items()}
         log = self._folder / f"{len(self.roles)}-{module}.log"
-        role = Role(module, {**self.environment, **variables}, log)
+        arguments = ["-m", module] if program is None else ["-c", program]
+        role = Role(arguments, {**self.environment, **variables}, log)
         self.roles.append(role)
         return role
 
@@ -94,11 +97,11 @@ class Stack:
 
     async def start_worker(self, model: Path, **settings: Any) -> Role:
         """A worker that is ready, on one thread unless told otherwise."""
-        n_before = len(await self.workers())
+        before = await self.workers()
         role = self.start("worker", model=model, **{"alias": "tiny", "threads": 1, **settings})
 
         async def is_there() -> bool:
-            return len(await self.workers()) > n_before
+            return bool(await self.workers() - before)
 
         await self.until(is_there, role)
         return role

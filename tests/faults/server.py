@@ -21,17 +21,10 @@ PATIENCE_S = 30.0
 class Server:
     """On a unix socket in a folder of its own, with the durability of the embedded server: AOF, synced each second."""
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        binary: Path | None = None,
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, *, environment: Mapping[str, str] | None = None) -> None:
         self.folder = folder
         self.socket = folder / "s"
         self.url = f"unix://{self.socket}"
-        self._binary = binary or embedded_binary()
         self._environment = {**os.environ, **(environment or {})}
         self._process: subprocess.Popen[bytes] | None = None
         self.client = redis.Redis(unix_socket_path=str(self.socket), socket_timeout=PATIENCE_S)
@@ -58,7 +51,7 @@ class Server:
         }
         self.socket.unlink(missing_ok=True)
         self._process = subprocess.Popen(
-            [self._binary, *(word for name, value in given.items() for word in (f"--{name}", str(value)))],
+            [embedded_binary(), *(word for name, value in given.items() for word in (f"--{name}", str(value)))],
             env=self._environment,
             preexec_fn=_survive_a_full_disk,  # noqa: PLW1509 - it only sets a signal's disposition
             stdout=subprocess.DEVNULL,

@@ -35,10 +35,15 @@ class Reading:
 
     async def check_whole(self) -> dict[str, Any]:
         """The reader got every token once, and the ending with the text that they make. Returns the job."""
-        tokens, job = await self.reader
-        check_gapless(tokens)
+        job = await self.check_ended()
+        assert "".join(text for _, text in self.heard) == job["result"]["content"] != ""
+        return job
+
+    async def check_ended(self) -> dict[str, Any]:
+        """The reader got every number once, and the one ending. Returns the job."""
+        _, job = await self.reader
+        check_gapless(self.heard)
         assert job["status"] == "succeeded", job
-        assert "".join(text for _, text in tokens) == job["result"]["content"] != ""
         assert await self.n_endings() == 1
         return job
 
@@ -92,7 +97,8 @@ async def test_09_a_server_that_lost_its_last_second_ends_every_job_once(site: S
     again = [await site.http.post("/v1/jobs", json=JOB, headers=key) for _ in range(2)]
     assert [response.status_code for response in again] == [202, 200]
     assert [job["status"] for job in await finished(site, [again[0].json()["id"]])] == ["succeeded"]
-    await reading.check_whole()
+    # Not its text: what was lost is computed again, and in other company floating point may decide otherwise.
+    await reading.check_ended()
 
 
 async def test_09_words_said_before_the_cut_are_not_taken_for_those_after_it(site: Site) -> None:

@@ -6,10 +6,12 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from redis.exceptions import ResponseError
+import uvloop
+from redis.asyncio import Redis
+from redis.exceptions import ReadOnlyError, RedisError, ResponseError
 
-from shared.bus import Bus, open_bus
-from shared.bus.connect import Link, connection_factory, is_refusal
+from shared.bus import Bus, EmbeddedServer, open_bus
+from shared.bus.connect import Link, close, connection_factory, is_refusal, transmit
 from shared.bus.script import ask, script
 from shared.errors import BusUnavailable
 from shared.settings import BusSettings, ConfigError
@@ -106,6 +108,68 @@ async def test_a_server_that_only_reads_is_unavailable_for_now(bus: Bus, behind:
     finally:
         await behind.client.replicaof("NO", "ONE")
     await bus.queue.reap()
+
+
+async def test_the_connection_to_a_demoted_primary_is_left(bus_settings: BusSettings, behind: Behind) -> None:
+    """A name that leads to the new primary moves no connection that is open."""
+    async with Link(connection_factory(bus_settings, "test")) as link:
+
+        async def connections() -> set[int]:
+            return {(await link.send([("CLIENT", "ID")]))[0] for _ in range(2 * Link.CONNECTIONS)}
+
+        before = await connections()
+        await behind.client.replicaof("127.0.0.1", "1")
+        try:
+            for _ in range(2 * Link.CONNECTIONS):
+                [refusal] = await link.send([("SET", "a", "b")])
+                assert isinstance(refusal, ReadOnlyError)
+        finally:
+            await behind.client.replicaof("NO", "ONE")
+        assert before.isdisjoint(await connections())
+
+
+@pytest.mark.parametrize("policy", ["noeviction", "allkeys-lru"])
+async def test_a_role_waits_for_a_server_and_then_looks_at_it(tmp_path: Path, policy: str) -> None:
+    with EmbeddedServer() as server:
+        url = server.start(tmp_path)
+        server.stop()
+        async with open_bus(BusSettings(redis_url=url), name="test") as bus:
+            reaching = asyncio.create_task(bus.reach())
+            await asyncio.wait((reaching,), timeout=0.2)
+            assert not reaching.done()
+            server.start(tmp_path)
+            async with Redis.from_url(url) as client:
+                await client.config_set("maxmemory-policy", policy)
+            await asyncio.wait((reaching,), timeout=10)
+            assert isinstance(reaching.exception(), ConfigError) is (policy != "noeviction")
+
+
+async def test_whether_a_job_would_be_taken_is_known_without_one(bus: Bus, behind: Behind) -> None:
+    await bus.check_accepts()
+    await behind.client.config_set("maxmemory", "1mb")
+    try:
+        with pytest.raises(BusUnavailable):
+            await bus.check_accepts()
+    finally:
+        await behind.client.config_set("maxmemory", "0")
+    await bus.check_accepts()
+
+
+def test_a_reset_is_a_lost_connection_on_every_loop(valkey_url: str) -> None:
+    """uvloop, on which all roles run, calls a write to a transport that a reset has closed a RuntimeError."""
+
+    async def write_to_the_dead() -> None:
+        connection = connection_factory(BusSettings(redis_url=valkey_url), "test")()
+        await connection.connect()
+        connection._writer.transport.abort()
+        await asyncio.sleep(0.01)
+        with pytest.raises((RedisError, OSError)):
+            for _ in range(2):
+                await transmit(connection, connection.pack_command("PING"))
+                await asyncio.sleep(0.01)
+        await close(connection)
+
+    uvloop.run(write_to_the_dead())
 
 
 @pytest.mark.parametrize(
