@@ -28,13 +28,16 @@ LONG = 600
 class Role:
     """One process. Its log is shown when a test fails, since pytest shows what is printed."""
 
-    def __init__(self, arguments: Sequence[str], environment: dict[str, str], log: Path) -> None:
+    def __init__(
+        self, arguments: Sequence[str], environment: dict[str, str], log: Path, *, cwd: Path | None = None
+    ) -> None:
         """`arguments` are Python's."""
         self._log = log
         with log.open("ab") as output:
             self.process = subprocess.Popen(
                 [sys.executable, *arguments],
                 env={**os.environ, **environment},
+                cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -79,12 +82,16 @@ class Stack:
             namespace=self.environment["SLOTSTREAM_NAMESPACE"],
         )
 
-    def start(self, module: str, *, program: str | None = None, **settings: Any) -> Role:
-        """`program`: what to run in place of the module."""
+    def start(
+        self, module: str, *, program: str | None = None, python_path: Path | None = None, **settings: Any
+    ) -> Role:
+        """`program`: what to run in place of the module; `python_path`: where another version of all modules is."""
         variables = {f"SLOTSTREAM_{name.upper()}": str(value) for name, value in settings.items()}
         log = self._folder / f"{len(self.roles)}-{module}.log"
         arguments = ["-m", module] if program is None else ["-c", program]
-        role = Role(arguments, {**self.environment, **variables}, log)
+        if python_path:
+            variables["PYTHONPATH"] = str(python_path)
+        role = Role(arguments, {**self.environment, **variables}, log, cwd=python_path)
         self.roles.append(role)
         return role
 
