@@ -48,7 +48,7 @@ async def test_25_two_versions_share_a_queue_and_the_newer_takes_over(
         assert (job["status"], job["attempts"]) == ("succeeded", 1)
         assert "".join(text for _, text in tokens) == job["result"]["content"]
     assert new.process.poll() is None
-    own = [script(name).sha for name in ("claim", "append", "finish")]
+    own = [script(name).sha for name in ("claim", "append", "release")]
     assert place[1].client.script_exists(*own) == [True] * 3
     assert n_scripts(place[1]) > 2 * len(own), "the newer ran scripts of its own"
 
