@@ -32,6 +32,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.slow
 async def test_19_a_job_that_kills_its_workers_takes_three_of_them_and_no_neighbour(
     stack: Stack, place: tuple[Stack, Server]
 ) -> None:

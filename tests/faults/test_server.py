@@ -200,6 +200,7 @@ while now() - began < {BUSY_MS} do end
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threshold_ms", [100, 5000])
 async def test_15_a_script_that_holds_the_server_costs_no_lease(site: Site, threshold_ms: int) -> None:
     """Below the threshold the server is silent, above it says BUSY to everybody."""

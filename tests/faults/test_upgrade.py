@@ -32,6 +32,7 @@ def newer(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
 
 
+@pytest.mark.slow
 async def test_25_two_versions_share_a_queue_and_the_newer_takes_over(
     stack: Stack, place: tuple[Stack, Server], newer: Path
 ) -> None:

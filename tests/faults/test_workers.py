@@ -144,6 +144,7 @@ async def test_01_a_killed_workers_stream_goes_on_within_a_lease_and_a_half(stac
     assert [event["stop"] for event in stream.said].count(True) == 1
 
 
+@pytest.mark.slow
 async def test_02_jobs_outlive_all_workers_and_streams_are_kept_alive(stack: Stack) -> None:
     """Also C32: the comments of a long wait are no events."""
     workers = await start_workers(stack, 2)
@@ -164,6 +165,7 @@ async def test_02_jobs_outlive_all_workers_and_streams_are_kept_alive(stack: Sta
     assert all(line.startswith((": keep-alive", "data: ")) for line in lines)
 
 
+@pytest.mark.slow
 async def test_03_a_deploy_gives_32_generations_to_the_next_worker_at_once(stack: Stack) -> None:
     """Nothing waits for a lease, which is 30 s here."""
     first, second = await start_one_and_a_sleeper(
@@ -187,6 +189,7 @@ async def test_03_a_deploy_gives_32_generations_to_the_next_worker_at_once(stack
         assert (job["status"], job["attempts"]) == ("succeeded", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 async def test_04_who_is_told_twice_or_killed_leaves_nothing_in_limbo(stack: Stack, number: signal.Signals) -> None:
     """C54: two at work and three that wait, the grace not over."""
@@ -257,6 +260,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only here one thread alone can be stopped")
 async def test_07_a_decode_thread_that_hangs_loses_its_job_and_ends_its_worker(
     stack: Stack, place: tuple[Stack, Server]
