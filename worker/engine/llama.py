@@ -471,12 +471,12 @@ class ContextParams:
     """Set: the context gives embeddings instead of logits."""
 
     @classmethod
-    def to_generate(cls, config: EngineConfig, n_ctx: int) -> Self:
+    def to_generate(cls, config: EngineConfig, n_ctx: int, n_shelves: int) -> Self:
         return cls(
             n_ctx=n_ctx,
             n_batch=min(config.n_batch, n_ctx),
             n_ubatch=min(config.n_ubatch, n_ctx),
-            n_seq_max=config.n_slots,
+            n_seq_max=config.n_slots + n_shelves,
             n_threads=config.n_threads,
             n_threads_batch=config.n_threads_batch,
             flash_attention=config.flash_attention,
