@@ -36,7 +36,7 @@ from worker.engine.llama import (
     max_sequences,
 )
 from worker.engine.meter import Meter
-from worker.engine.plan import Pace, Plan, plan_batch
+from worker.engine.plan import Pace, Plan, Yielding, plan_batch, with_bulk
 from worker.engine.sampling import NO_TOKEN, Sampler, choose
 from worker.engine.scribe import Chosen, Ended, EngineEvent, Line, OnEvents, Prefilled, Said, Scribe, answer
 from worker.engine.sequence import Clock, Completed, Discarded, Ending, Failed, Limits, Phase, Sequence
@@ -101,6 +101,8 @@ class Engine:
         self._slots: list[Sequence | None] = [None] * config.n_slots
         self._suspects: list[Sequence] = []
         self._lines: list[Line] = []
+        self._yielding = Yielding()
+        self._embed_yielding = Yielding()
         self._has_embedded = False
         self._overdue_at = 0.0
         self._hurried_until = 0.0
@@ -433,9 +435,30 @@ class Engine:
             suspect = self._suspects.pop()
             if suspect.has_slot:
                 return plan_batch([suspect], self._n_batch, self._n_batch)
-        n_generating = sum(sequence.is_generating for sequence in self._running)
-        n_prefill = min(self._pace.prefill_budget(n_generating, is_hurried=self._is_hurried()), self._max_prefill)
-        return plan_batch(self._running, self._n_batch, n_prefill)
+        if people := self._people():
+            return self._plan_beside(people)
+        self._yielding.took_turn()
+        return plan_batch(self._running, self._n_batch, self._n_prefill(self._running))
+
+    def _plan_beside(self, people: list[Sequence]) -> Plan[Sequence]:
+        """People first, and of bulk what does not hold them up, beginning with who was served the longest ago."""
+        plan = plan_batch(people, self._n_batch, self._n_prefill(people))
+        bulk = sorted((sequence for sequence in self._running if sequence.is_bulk), key=lambda each: each.served_at)
+        people_ms = self._pace.expected_ms(len(plan.generating), plan.n_prefill)
+        room = self._yielding.room(people_ms, is_awaited=any(sequence.is_awaited for sequence in people))
+        if room.must_serve and bulk:
+            self._yielding.took_turn()
+        else:
+            self._yielding.passed()
+        self._embed_yielding.passed()
+        return with_bulk(plan, bulk, room, self._pace, n_batch=self._n_batch, n_prefill=self._max_prefill)
+
+    def _people(self) -> list[Sequence]:
+        return [sequence for sequence in self._running if not sequence.is_bulk]
+
+    def _n_prefill(self, sequences: list[Sequence]) -> int:
+        n_generating = sum(sequence.is_generating for sequence in sequences)
+        return min(self._pace.prefill_budget(n_generating, is_hurried=self._is_hurried()), self._max_prefill)
 
     def _is_hurried(self) -> bool:
         """Whether a person waits for a token, or may well do so soon."""
@@ -541,36 +564,53 @@ class Engine:
             self._suspects = sequences
 
     def _is_turn_to_embed(self) -> bool:
-        """In turns with batches, when there is both; sequences under suspicion are cleared first."""
+        """In turns with batches, when there is both; but bulk of the one kind waits for people of the other, as far as
+        its own turns allow. Sequences under suspicion are cleared first."""
         has_embedded, self._has_embedded = self._has_embedded, False
-        return len(self._to_embed) > 0 and not self._suspects and not (self._running and has_embedded)
+        if not len(self._to_embed) or self._suspects:
+            return False
+        has_people, is_for_people = bool(self._people()), self._to_embed.count(Lane.INTERACTIVE) > 0
+        if has_people and not is_for_people:
+            return self._is_bulk_embedding_due()
+        if is_for_people and not has_people and self._running:
+            return not self._yielding.is_due()
+        return not (self._running and has_embedded)
+
+    def _is_bulk_embedding_due(self) -> bool:
+        cost_ms = self._pace.expected_ms(0, len(self._to_embed.first(Lane.BULK).tokens))
+        return self._embed_yielding.is_due(self._meter.decode_ms, cost_ms)
 
     def _embed(self) -> None:
-        """A turn of embeddings: as many tokens as a prefill could have, but one input at least, and no other once
-        somebody has sent something."""
+        """A turn of embeddings, of one lane; no other input once somebody has sent something."""
         self._has_embedded = True
         self._meter.pause()
         self._scribe.hand(self._take_lines())
-        n_left = self._pace.prefill_budget(len(self._running), is_hurried=self._is_hurried())
+        lane, n_left = self._next_to_embed()
         n_inputs = 0
-        while len(self._to_embed) and n_left > 0 and not (n_inputs and self._inbox) and not self._is_stopping:
-            task = self._next_to_embed()
+        while n_left > 0 and self._to_embed.count(lane) and not (n_inputs and self._inbox) and not self._is_stopping:
+            task, _ = self._to_embed.pop(lane)
             self._lines.append(Said(task.key, self._embedder.embed(task)))
             self._meter.n_prompt_tokens += len(task.tokens)
             n_left -= len(task.tokens)
             n_inputs += 1
+        if lane is Lane.INTERACTIVE:
+            self._yielding.passed()
+        else:
+            self._embed_yielding.took_turn()
         self._batch = BatchSnapshot(step=self._meter.steps, n_embedding_inputs=n_inputs)
         self._stop(self._scribe.collect())
 
-    def _next_to_embed(self) -> EmbedTask:
-        """People's inputs first, but for one of bulk that is due."""
+    def _next_to_embed(self) -> tuple[Lane, int]:
+        """Whose turn it is, and for how many tokens: as many as a prefill could have, but one input at least. Bulk that
+        goes before people, or beside them, has one input."""
         now = time.monotonic()
+        n_tokens = self._pace.prefill_budget(len(self._running), is_hurried=self._is_hurried())
         if not self._to_embed.count(Lane.INTERACTIVE):
-            return self._to_embed.pop(Lane.BULK).task
+            return Lane.BULK, 1 if self._people() else n_tokens
         if self._embed_ageing.is_due(self._to_embed.since(Lane.BULK), now):
             self._embed_ageing.begin(now)
-            return self._to_embed.pop(Lane.BULK).task
-        return self._to_embed.pop(Lane.INTERACTIVE).task
+            return Lane.BULK, 1
+        return Lane.INTERACTIVE, n_tokens
 
     def _retire(self) -> None:
         """Free the slots of sequences that ended, whose cells stay, and the shelves of those that were parked."""

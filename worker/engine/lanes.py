@@ -43,11 +43,15 @@ class Lanes(Generic[T]):
         """Since when the next of a lane waits; infinity when none does."""
         return self._lanes[lane][0].since if self._lanes[lane] else math.inf
 
+    def first(self, lane: Lane) -> T:
+        """The next of a lane; IndexError when none waits."""
+        return self._lanes[lane][0].task
+
     def add(self, task: T, since: float) -> None:
         self._lanes[task.lane].append(Waiting(task, since))
 
     def pop(self, lane: Lane) -> Waiting[T]:
-        """The next of a lane; IndexError when none waits."""
+        """Take out the next of a lane; IndexError when none waits."""
         return self._lanes[lane].popleft()
 
     def remove(self, is_going: Callable[[T], bool]) -> list[T]:
