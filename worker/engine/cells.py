@@ -172,7 +172,7 @@ class Cells:
             self._empty_shelves.append(shelf.slot)
 
     def restore(self, resident: Resident) -> None:
-        """After a decode that failed: let the cache have again what the resident says, or nothing."""
+        """After a decode that failed or was interrupted: let the cache have what the resident says, or nothing."""
         resident.n_cached = self._trim(resident, resident.n_cached)
         resident.n_reused = min(resident.n_reused, resident.n_cached)
 

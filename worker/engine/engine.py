@@ -28,6 +28,8 @@ from worker.engine.llama import (
     Decoded,
     DecodeFailed,
     Floats,
+    Interrupt,
+    Interrupted,
     LoadFailed,
     Model,
     Outcome,
@@ -67,6 +69,10 @@ _Message = _Cancel | _Discard | _Submitted
 
 OVERDUE_EVERY_S = 0.05
 """How often deadlines are looked at."""
+WORTH_INTERRUPTING_MS = 50.0
+"""A decode of bulk that a person interrupts is lost work: shorter ones are waited for."""
+MOST_INTERRUPTIONS = 3
+"""In a row: bulk goes on however often people come."""
 HURRY_S = 60.0
 """People come in bursts: for so long after one, decodes stay short for the next."""
 
@@ -104,6 +110,8 @@ class Engine:
         self._yielding = Yielding()
         self._embed_yielding = Yielding()
         self._has_embedded = False
+        self._interrupt = Interrupt()
+        self._n_interruptions = 0
         self._overdue_at = 0.0
         self._hurried_until = 0.0
         self._batch = BatchSnapshot()
@@ -153,6 +161,8 @@ class Engine:
         if isinstance(task, GenerateTask):
             self._count(1)
         self._send(_Submitted(task, time.monotonic()))
+        if task.lane is Lane.INTERACTIVE:
+            self._interrupt.set()  # after it can be found in the inbox: see `_decode`
 
     def cancel(self, job_id: str) -> None:
         """End all sequences of a job with a failure `cancelled`, before the next decode."""
@@ -242,6 +252,8 @@ class Engine:
                 self._make_room(plan)
             case DecodeFailed(reason):
                 self._isolate(plan, reason)
+            case Interrupted():
+                self._undo(plan)
 
     def _take_lines(self) -> list[Line]:
         lines, self._lines = self._lines, []
@@ -470,8 +482,12 @@ class Engine:
         if not pieces:
             self._meter.pause()
             return Decoded(np.empty((0, 0), dtype=np.float32))
+        interrupt = self._interrupt if self._is_worth_interrupting(plan) else None
+        self._interrupt.clear()
+        if self._has_person_come():
+            self._interrupt.set()
         started = time.monotonic()
-        outcome = self._context.decode(pieces)
+        outcome = self._context.decode(pieces, interrupt)
         ended = time.monotonic()
         self._meter.decoded(started, ended)
         self._batch = BatchSnapshot(
@@ -483,6 +499,21 @@ class Engine:
             self._pace.observe(len(plan.generating), plan.n_prefill, (ended - started) * 1e3)
         return outcome
 
+    def _is_worth_interrupting(self, plan: Plan[Sequence]) -> bool:
+        """Whether it is long, for bulk alone, and a person who comes would have a slot. A state that cannot lose its
+        end would be lost as a whole."""
+        return (
+            self._n_interruptions < MOST_INTERRUPTIONS
+            and self._pace.expected_ms(len(plan.generating), plan.n_prefill) >= WORTH_INTERRUPTING_MS
+            and self.model.facts.can_rewind
+            and all(sequence.is_bulk for sequence, _ in plan.shares)
+            and (self._cells.n_idle > 0 or self._cheapest_to_park() is not None)
+        )
+
+    def _has_person_come(self) -> bool:
+        messages = list(self._inbox)
+        return any(isinstance(each, _Submitted) and each.task.lane is Lane.INTERACTIVE for each in messages)
+
     def _stop(self, stopped: Iterable[Sequence]) -> None:
         """The scribe met a stop string in the last tokens of these; their answers are given."""
         for sequence in stopped:
@@ -492,6 +523,8 @@ class Engine:
         """The decode succeeded: commit the plan, choose the next token of every sequence that can have one."""
         now = time.monotonic()
         self._max_prefill = self._n_batch
+        if any(sequence.is_bulk for sequence, _ in plan.shares):
+            self._n_interruptions = 0
         rows: list[Sequence] = []
         for (sequence, n_tokens), piece in zip(plan.shares, pieces, strict=True):
             self._commit(sequence, n_tokens, now)
@@ -554,14 +587,24 @@ class Engine:
 
     def _isolate(self, plan: Plan[Sequence], reason: str) -> None:
         """A decode failed: one sequence is at fault, not all. Alone it is ended, else each is tried alone."""
-        sequences = [sequence for sequence, _ in plan.shares]
-        for sequence in sequences:
-            self._cells.restore(sequence.resident)
+        sequences = self._restore(plan)
         if len(sequences) == 1:
             self._end(sequences[0], Failed(EngineFailed(reason)))
             self._cells.forget(sequences[0].resident)
         else:
             self._suspects = sequences
+
+    def _undo(self, plan: Plan[Sequence]) -> None:
+        """A person came in the middle of it. It is planned again when it is bulk's turn."""
+        self._n_interruptions += 1
+        self._restore(plan)
+
+    def _restore(self, plan: Plan[Sequence]) -> list[Sequence]:
+        """Take what a decode left halfway out of the cache. Returns whom it was for."""
+        sequences = [sequence for sequence, _ in plan.shares]
+        for sequence in sequences:
+            self._cells.restore(sequence.resident)
+        return sequences
 
     def _is_turn_to_embed(self) -> bool:
         """In turns with batches, when there is both; but bulk of the one kind waits for people of the other, as far as

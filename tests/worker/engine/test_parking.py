@@ -12,6 +12,7 @@ from shared.jobs import Lane, Sampling
 from tests.models import BYTE_EOS
 from tests.worker.engine.harness import GREEDY, Recorded, config, plain_greedy, task
 from worker.engine import EngineEvent, GenerateTask, SequenceKey
+from worker.engine.engine import MOST_INTERRUPTIONS
 
 WILD = Sampling(temperature=1.5, top_k=0, min_p=0.0, repeat_penalty=1.2, ignore_eos=True)
 EXACT = {"flash_attention": "off", "cache_type_k": "f32", "cache_type_v": "f32"}
@@ -204,16 +205,17 @@ def test_parked_bulk_goes_before_other_bulk_and_after_people(byte_model: Path) -
 
 
 class Queueing:
-    """People without end: whenever one has been answered, two more have come, until `is_over` is set."""
+    """People without end: whenever one has been answered the next comes, until `is_over` is set."""
 
-    def __init__(self) -> None:
+    def __init__(self, n_predict: int = 20) -> None:
         self.is_over = False
         self.answers: list[str] = []
+        self._n_predict = n_predict
         self._numbers = count()
 
-    def come(self, engine: Recorded, n: int, *, n_predict: int = 20) -> None:
+    def come(self, engine: Recorded, n: int) -> None:
         for _ in range(n):
-            engine.submit(task(f"person{next(self._numbers)}", prompt(10, 40), n_predict=n_predict))
+            engine.submit(task(f"person{next(self._numbers)}", prompt(10, 40), n_predict=self._n_predict))
 
     def look(self, engine: Recorded, key: SequenceKey, event: EngineEvent) -> None:
         if isinstance(event, Answer):
@@ -251,3 +253,49 @@ def test_bulk_that_is_not_due_lets_every_person_go_first(byte_model: Path) -> No
         people.is_over = True
         engine.answer("b0")
     assert people.answers.index("b0") > 40
+
+
+LONG = {"n_slots": 2, "n_ctx": 8192, "n_ctx_slot": 4000, "n_batch": 1024} | EXACT
+
+
+def believe_in_slow_prompts(recorded: Recorded) -> None:
+    """So that decodes of prompts are worth interrupting on any machine."""
+    recorded.engine._pace.observe(0, 1000, 500.0)
+
+
+def test_a_person_interrupts_a_long_decode_of_bulk_which_loses_nothing(
+    byte_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    interruptions: list[int] = []
+
+    def look(key: SequenceKey, event: EngineEvent) -> None:
+        if key.job_id == "b0" and isinstance(event, Progress) and not submitted:
+            submitted.append(key)
+            submit_person(engine)
+        if key.job_id == "person":
+            interruptions.append(engine.engine._n_interruptions)
+
+    submitted: list[SequenceKey] = []
+    with Recorded(config(byte_model, **LONG), look) as engine:
+        believe_in_slow_prompts(engine)
+        engine.submit(bulk("b0", prompt(3500), n_predict=10))
+        person, answer = engine.answer("person"), engine.answer("b0")
+        processed = [event.processed for event in engine.events("b0") if isinstance(event, Progress)]
+        (undisturbed,) = engine.run(bulk("b1", prompt(3500), n_predict=10, cache_prompt=False))
+    assert interruptions[0] == 1
+    assert list(person.ids) == plain_greedy(byte_model, prompt(20, 40), 60, banned=[BYTE_EOS])
+    assert answer.ids == undisturbed.ids
+    assert all(before < after for before, after in pairwise(processed))
+    assert not [record for record in caplog.records if "n_ctx_train" not in record.message]
+
+
+def test_bulk_goes_on_however_often_people_interrupt_it(byte_model: Path) -> None:
+    """The next one comes as soon as the one before has the answer, which is when a decode of bulk has just begun."""
+    people = Queueing(n_predict=1)
+    with Recorded(config(byte_model, **LONG), lambda key, event: people.look(engine, key, event)) as engine:
+        believe_in_slow_prompts(engine)
+        people.come(engine, 1)
+        engine.submit(bulk("b0", prompt(3500), n_predict=1))
+        engine.answer("b0")
+        people.is_over = True
+    assert len(people.answers) <= 4 * (MOST_INTERRUPTIONS + 2)
