@@ -18,8 +18,8 @@ from collections.abc import Sequence
 import structlog
 
 from shared.bus import Chunk, Lease, LeaseKeeper, Queue, Verdict
-from shared.errors import BusUnavailable
-from shared.events import Accepted, Failure, Progress, Tokens
+from shared.errors import BusUnavailable, Cancelled
+from shared.events import Accepted, Failure, Progress, Text, TokenIds, Tokens
 from shared.jobs import Lane
 from worker.engine import Engine, EngineEvent, SequenceKey
 from worker.held import Held, HeldJobs
@@ -40,7 +40,7 @@ class Publisher:
         self._held = held
         self._worker_id = worker_id
         self._loop = asyncio.get_running_loop()
-        self._inbox: deque[tuple[SequenceKey, EngineEvent | Accepted]] = deque()
+        self._inbox: deque[tuple[SequenceKey, EngineEvent | Accepted | TokenIds | Text]] = deque()
         self._posted = asyncio.Event()
         self._is_closing = False
         self._sent_at = 0.0
@@ -62,8 +62,8 @@ class Publisher:
         held = self._held.get(key.job_id)
         return held is None or (held.job.lane is Lane.BULK and isinstance(event, Tokens | Progress))
 
-    def say(self, lease: Lease, event: Accepted | Failure) -> None:
-        """The intake's yes or no. Event loop only."""
+    def say(self, lease: Lease, event: Accepted | TokenIds | Text | Failure) -> None:
+        """The intake's yes or no, or all there is to say. Event loop only."""
         self._inbox.append((SequenceKey(lease.job_id, 0, lease.epoch), event))
         self._posted.set()
 
@@ -95,7 +95,7 @@ class Publisher:
             held = self._held.get(key.job_id)
             # Words of an attempt that was lost in the meantime are nobody's, even if the job came back to us.
             if held and held.lease.epoch == key.epoch:
-                held.hear(event)
+                self._held.hear(held, event)
 
     def _is_time_for_bulk(self) -> bool:
         return time.monotonic() - self._sent_at >= BULK_WAIT_S or any(
@@ -149,8 +149,12 @@ class Publisher:
         self._let_go(held)
 
     def cancel(self, job_id: str) -> None:
-        """Somebody wants the job stopped: the engine ends it between two decodes, and says so."""
-        if self._engine and self._held.get(job_id):
+        """Somebody wants the job stopped: the engine ends it between two decodes, and says so; the intake's work on it
+        is not waited for."""
+        held = self._held.get(job_id)
+        if held and not held.is_taken_in:
+            self.say(held.lease, Failure.of(Cancelled("The job was cancelled.")))
+        elif held and self._engine:
             self._engine.cancel(job_id)
 
     def lose(self, lease: Lease) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from typing import Any
 
 import pytest
@@ -57,13 +58,21 @@ def keeper(bus_settings: BusSettings, told: Told) -> Iterator[LeaseKeeper]:
         yield opened
 
 
-def keeper_of(settings: BusSettings, told: Told) -> LeaseKeeper:
+def keeper_of(settings: BusSettings, told: Told, worker_id: str = "w1") -> LeaseKeeper:
     return LeaseKeeper(
         settings,
+        worker_id,
         is_alive=lambda: told.is_engine_alive,
         on_cancel=told.on_cancel,
         on_lost=told.on_lost,
     )
+
+
+@pytest.fixture
+def thief(bus_settings: BusSettings) -> Iterator[LeaseKeeper]:
+    """Another worker that lives: without one, nobody could say that a silent one is dead."""
+    with keeper_of(bus_settings, Told(), "thief") as opened:
+        yield opened
 
 
 async def over(seconds: float, bus: Bus, **claim: Any) -> list[Any]:
@@ -101,6 +110,7 @@ async def test_a_dropped_lease_runs_out(bus: Bus, keeper: LeaseKeeper, told: Tol
     assert told.lost == []
 
 
+@pytest.mark.usefixtures("thief")
 async def test_a_hung_engine_loses_its_leases(bus: Bus, keeper: LeaseKeeper, told: Told) -> None:
     await queued(bus)
     lease = (await claimed(bus)).lease
@@ -134,6 +144,36 @@ async def test_a_cancel_is_told_once(bus: Bus, keeper: LeaseKeeper, told: Told) 
     await told.wait()
     assert await over(2 * LEASE_S, bus) == []
     assert told.cancelled == [job.id]
+
+
+@pytest.mark.parametrize("is_durable", [True, False])
+async def test_a_job_is_cancelled_when_the_only_one_who_waits_is_long_gone(
+    bus: Bus, keeper: LeaseKeeper, told: Told, behind: Behind, is_durable: bool
+) -> None:
+    job = await queued(bus, is_durable=is_durable)
+
+    async def is_missed() -> bool:
+        return await behind.field(job.id, "unheard_ms") is not None
+
+    async with bus.log.follow(job.id):
+        keeper.hold((await claimed(bus)).lease)
+        await behind.client.hset(behind.keys.job(job.id), "unheard_ms", 1)
+        if not is_durable:
+            await eventually(lambda: negated(is_missed()))
+        await asyncio.sleep(LEASE_S)
+    assert told.cancelled == []
+    if is_durable:
+        await asyncio.sleep(LEASE_S)
+        assert told.cancelled == []
+    else:
+        await eventually(is_missed)
+        await behind.client.hset(behind.keys.job(job.id), "unheard_ms", 1)
+        await told.wait()
+        assert told.cancelled == [job.id]
+
+
+async def negated(finding: Awaitable[bool]) -> bool:
+    return not await finding
 
 
 async def test_an_ended_job_is_told_as_lost(bus: Bus, keeper: LeaseKeeper, told: Told, behind: Behind) -> None:
@@ -179,7 +219,7 @@ async def test_a_callback_that_fails_stops_no_renewals(bus: Bus, bus_settings: B
     async def is_told() -> bool:
         return news.is_set()
 
-    with LeaseKeeper(bus_settings, is_alive=lambda: True, on_cancel=fail, on_lost=fail) as keeper:
+    with LeaseKeeper(bus_settings, "w1", is_alive=lambda: True, on_cancel=fail, on_lost=fail) as keeper:
         gone = await queued(bus)
         keeper.hold((await claimed(bus)).lease)
         await behind.client.delete(behind.keys.job(gone.id))
