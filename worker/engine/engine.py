@@ -450,11 +450,14 @@ class Engine:
         if people := self._people():
             return self._plan_beside(people)
         self._yielding.took_turn()
-        return plan_batch(self._running, self._n_batch, self._n_prefill(self._running))
+        return plan_batch(
+            self._running, self._n_batch, self._n_prefill(self._running, is_hurried=self._have_people_come())
+        )
 
     def _plan_beside(self, people: list[Sequence]) -> Plan[Sequence]:
         """People first, and of bulk what does not hold them up, beginning with who was served the longest ago."""
-        plan = plan_batch(people, self._n_batch, self._n_prefill(people))
+        is_streaming = any(sequence.is_generating for sequence in people)
+        plan = plan_batch(people, self._n_batch, self._n_prefill(people, is_hurried=is_streaming))
         bulk = sorted((sequence for sequence in self._running if sequence.is_bulk), key=lambda each: each.served_at)
         people_ms = self._pace.expected_ms(len(plan.generating), plan.n_prefill)
         room = self._yielding.room(people_ms, is_awaited=any(sequence.is_awaited for sequence in people))
@@ -468,15 +471,13 @@ class Engine:
     def _people(self) -> list[Sequence]:
         return [sequence for sequence in self._running if not sequence.is_bulk]
 
-    def _n_prefill(self, sequences: list[Sequence]) -> int:
+    def _n_prefill(self, sequences: list[Sequence], *, is_hurried: bool) -> int:
         n_generating = sum(sequence.is_generating for sequence in sequences)
-        return min(self._pace.prefill_budget(n_generating, is_hurried=self._is_hurried()), self._max_prefill)
+        return min(self._pace.prefill_budget(n_generating, is_hurried=is_hurried), self._max_prefill)
 
-    def _is_hurried(self) -> bool:
-        """Whether a person waits for a token, or may well do so soon."""
-        return time.monotonic() < self._hurried_until or any(
-            sequence.is_generating and sequence.task.lane is Lane.INTERACTIVE for sequence in self._running
-        )
+    def _have_people_come(self) -> bool:
+        """Lately, so that another may well come soon."""
+        return time.monotonic() < self._hurried_until
 
     def _decode(self, plan: Plan[Sequence], pieces: list[Piece]) -> Outcome:
         if not pieces:
@@ -647,7 +648,8 @@ class Engine:
         """Whose turn it is, and for how many tokens: as many as a prefill could have, but one input at least. Bulk that
         goes before people, or beside them, has one input."""
         now = time.monotonic()
-        n_tokens = self._pace.prefill_budget(len(self._running), is_hurried=self._is_hurried())
+        is_hurried = self._have_people_come() or bool(self._people())
+        n_tokens = self._pace.prefill_budget(len(self._running), is_hurried=is_hurried)
         if not self._to_embed.count(Lane.INTERACTIVE):
             return Lane.BULK, 1 if self._people() else n_tokens
         if self._embed_ageing.is_due(self._to_embed.since(Lane.BULK), now):

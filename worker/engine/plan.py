@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 TARGET_MS = 250.0
-"""A decode that somebody waits on for a next token should not take longer: half of it is felt as a stutter."""
+"""A decode that somebody waits on for a next token should not take longer: half of it is felt as a stutter. Nor should
+one of bulk, while people come who interrupt it: what it computed is lost."""
 TARGET_UNHURRIED_MS = 1000.0
 """A decode that nobody waits on: each costs some tens of milliseconds however little is in it, so fewer and larger
 ones are quicker. Bounded all the same, since cancels, new tasks and the watchdog are looked at between decodes."""
@@ -22,7 +23,7 @@ FIRST_PREFILL = 128
 """The same before anything was measured."""
 SMOOTHING = 0.3
 """Weight of the newest measurement of a prompt token."""
-ROWS_SMOOTHING = 0.02
+ROWS_SMOOTHING = 0.05
 """The same for rows: those are measured with every decode, while their number seldom changes."""
 LITTLE_VARIANCE = 0.1
 """Of the numbers of rows that were measured: with no more than that, what a row costs is mostly guessed."""
@@ -34,6 +35,8 @@ STRETCH_AWAITED = 1.25
 OWN_TURN_EVERY = 48
 """Decodes of people after which bulk has a turn of its own, in which it may take longer. Rows and embeddings have
 one each, which is 2 in 48: the 95th percentile of people's decodes knows nothing of them."""
+ALONE_EVERY = 8
+"""Every so many decodes of people carry no bulk: else it would not be known for long what those alone take."""
 OWN_TURN_MS = 100.0
 """How long that one is, with people's rows in it: a pause too short to be felt."""
 
@@ -161,7 +164,9 @@ class Yielding:
         if is_awaited:
             return Room((STRETCH_AWAITED - 1) * people_ms, True) if self.is_due() else Room(0.0, False)
         room_ms = (STRETCH - 1) * people_ms
-        return Room(max(OWN_TURN_MS - people_ms, room_ms), True) if self.is_due() else Room(room_ms, False)
+        if self.is_due():
+            return Room(max(OWN_TURN_MS - people_ms, room_ms), True)
+        return Room(0.0 if self._n_passed % ALONE_EVERY == 0 else room_ms, False)
 
 
 class RowCost:
@@ -234,10 +239,10 @@ class Pace:
         return self._rows.expected_ms(n_generating) + n_prefill * self.token_ms
 
     def prefill_budget(self, n_generating: int, *, is_hurried: bool = True) -> int:
-        """Prompt tokens for the next decode beside so many generating rows; hurried when a person waits for one."""
+        """Prompt tokens for the next decode beside so many generating rows; hurried when it should soon be over."""
         if self._token_ms is None:
             return min(FIRST_PREFILL, self._n_batch)
-        target_ms = TARGET_MS if n_generating and is_hurried else TARGET_UNHURRIED_MS
+        target_ms = TARGET_MS if is_hurried else TARGET_UNHURRIED_MS
         room_ms = target_ms - self._rows.expected_ms(n_generating)
         n_fitting = int(max(room_ms, 0.0) / max(self._token_ms, 1e-6))
         return min(max(n_fitting, MIN_PREFILL), self._n_batch)

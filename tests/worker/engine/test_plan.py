@@ -79,7 +79,7 @@ def test_prefill_beside_generating_rows_keeps_to_the_target() -> None:
         pace.observe(4, 100, 50.0 + 100 * 2.0)
     assert pace.prefill_budget(4) == pytest.approx((TARGET_MS - 50) / 2.0, abs=2)
     assert pace.prefill_budget(4, is_hurried=False) == pytest.approx((TARGET_UNHURRIED_MS - 50) / 2.0, abs=2)
-    assert pace.prefill_budget(0) == pytest.approx(TARGET_UNHURRIED_MS / 2.0, abs=2)
+    assert pace.prefill_budget(0, is_hurried=False) == pytest.approx(TARGET_UNHURRIED_MS / 2.0, abs=2)
 
 
 def test_prefill_never_stands_still() -> None:
@@ -207,6 +207,17 @@ def test_people_are_stretched_seldom_and_bulk_is_never_stopped(
             assert n_unserved <= OWN_TURN_EVERY
     for start in range(len(stretched) - OWN_TURN_EVERY):
         assert sum(stretched[start : start + OWN_TURN_EVERY]) <= 1
+
+
+@pytest.mark.parametrize("bulk", [ROW, PROMPT])
+def test_what_was_learnt_on_a_busy_machine_is_unlearnt_beside_bulk(bulk: Demand) -> None:
+    pace, quick = Machine(60.0, 20.0, 20.0).learnt(), Machine(6.0, 5.0, 5.0)
+    yielding = Yielding()
+    for _ in range(1000):
+        room = yielding.room(pace.expected_ms(1, 0), is_awaited=False)
+        yielding.took_turn() if room.must_serve else yielding.passed()
+        quick.teach(pace, with_bulk(Plan((ROW,)), [bulk] * 4, room, pace, **BESIDE))
+    assert pace.expected_ms(1, 0) == pytest.approx(11.0, rel=0.1)
 
 
 def test_a_row_is_taken_to_cost_its_full_share_until_more_is_known() -> None:

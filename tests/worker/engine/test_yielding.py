@@ -9,8 +9,8 @@ from tests.worker.engine.harness import Recorded, config, plain_greedy, task
 from worker.engine import EmbedTask, EngineEvent, SequenceKey
 from worker.engine.plan import OWN_TURN_EVERY
 
-N_PROMPT, N_BATCH = 1600, 16
-ROOM = {"n_slots": 3, "n_ctx": 8192, "n_ctx_slot": 2000, "n_batch": N_BATCH, "n_ubatch": N_BATCH}
+N_PROMPT, N_BATCH = 2880, 48
+ROOM = {"n_slots": 3, "n_ctx": 8192, "n_ctx_slot": 3000, "n_batch": N_BATCH, "n_ubatch": N_BATCH}
 
 
 def prompt(n_tokens: int, first: int = 0) -> list[int]:
@@ -45,6 +45,7 @@ def test_bulk_sits_out_while_a_person_waits_for_the_first_token_but_is_not_stopp
         tasks = [task(f"b{at}", prompt(30, at), n_predict=300, lane=Lane.BULK) for at in range(2)]
         engine.submit(*tasks)
         engine.wait_for(lambda: len(engine._events["b1"]) > 10)
+        engine.engine._pace.observe(0, N_BATCH, 1000.0)  # so dear that there would be room for rows
         witness.arrive(engine, prompt(N_PROMPT))
         engine.answer("person")
         heard = witness.said[: witness.until_first]
