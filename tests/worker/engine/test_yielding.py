@@ -7,7 +7,7 @@ from shared.jobs import Lane
 from tests.models import BYTE_EOS
 from tests.worker.engine.harness import Recorded, config, plain_greedy, task
 from worker.engine import EmbedTask, EngineEvent, SequenceKey
-from worker.engine.plan import OWN_TURN_EVERY
+from worker.engine.plan import OWN_TURN_EVERY, TARGET_UNHURRIED_MS, Pace
 
 N_PROMPT, N_BATCH = 2880, 48
 ROOM = {"n_slots": 3, "n_ctx": 8192, "n_ctx_slot": 3000, "n_batch": N_BATCH, "n_ubatch": N_BATCH}
@@ -39,18 +39,32 @@ class Witness:
         engine.submit(task("person", tokens, n_predict=self._n_predict))
 
 
+class FixedPace(Pace):
+    """Learns nothing. A person's prompt never fills a batch, so that there would be room for rows of bulk."""
+
+    N_FITTING = 40
+
+    def __init__(self, n_batch: int) -> None:
+        super().__init__(n_batch)
+        super().observe(1, 0, 1.0)
+        super().observe(0, 1000, 1000.0 * TARGET_UNHURRIED_MS / self.N_FITTING)
+
+    def observe(self, n_generating: int, n_prefill: int, elapsed_ms: float) -> None:
+        pass
+
+
 def test_bulk_sits_out_while_a_person_waits_for_the_first_token_but_is_not_stopped(byte_model: Path) -> None:
     witness = Witness()
     with Recorded(config(byte_model, **ROOM), lambda key, event: witness.look(engine, key, event)) as engine:
         tasks = [task(f"b{at}", prompt(30, at), n_predict=300, lane=Lane.BULK) for at in range(2)]
         engine.submit(*tasks)
         engine.wait_for(lambda: len(engine._events["b1"]) > 10)
-        engine.engine._pace.observe(0, N_BATCH, 1000.0)  # so dear that there would be room for rows
+        engine.engine._pace = FixedPace(N_BATCH)
         witness.arrive(engine, prompt(N_PROMPT))
         engine.answer("person")
         heard = witness.said[: witness.until_first]
         answers = [engine.answer(each.key.job_id) for each in tasks]
-    n_steps = N_PROMPT // N_BATCH
+    n_steps = N_PROMPT // FixedPace.N_FITTING
     assert 0 < len(heard) <= 2 * (n_steps // OWN_TURN_EVERY + 1) + 6
     for at, answer in enumerate(answers):
         assert list(answer.ids) == plain_greedy(byte_model, prompt(30, at), 300, banned=[BYTE_EOS])
