@@ -15,6 +15,7 @@ local MOST_DEATHS = 3
 local now = clock()
 local handed = {}
 local handed_cost = 0 -- what they take from their tenants' shares
+local no_longer_queued = {} -- counts of the load hash -> how many fewer
 local looks = 1000 -- entries looked at in one call: a script makes everybody wait
 local cleared = 0 -- of them, what is gone now
 
@@ -102,8 +103,9 @@ local function hand_out(stream, entry, id, is_lost)
     suspects = suspects - 1
   end
   if not is_lapsed then
-    redis.call('HINCRBY', load, 'queued:' .. queue, -1)
-    redis.call('HINCRBY', load, 'queued:' .. queue .. ':' .. tenant, -1)
+    for _, count in ipairs({'queued:' .. queue, 'queued:' .. queue .. ':' .. tenant}) do
+      no_longer_queued[count] = (no_longer_queued[count] or 0) + 1
+    end
   end
   handed_cost = handed_cost + cost
   handed[#handed + 1] = {id, request, lease, attempts, deaths, tonumber(events), created, deadline}
@@ -223,6 +225,9 @@ local most_suspects = suspects
 local n_own = take_own(quick)
 local n_interactive = take('interactive', interactive)
 local n_bulk = take('bulk', bulk - n_interactive) -- they share slots: what a person got, bulk does not get
+for count, fewer in pairs(no_longer_queued) do
+  redis.call('HINCRBY', load, count, -fewer)
+end
 local n_waiting = tonumber(redis.call('HGET', load, 'queued:bulk') or 0)
 local is_more = looks <= 0 and cleared > 0
 return {now, is_more and 1 or 0, n_own, n_interactive, n_bulk, most_suspects - suspects, n_waiting, handed}

@@ -31,11 +31,14 @@ if idem then
   end
 end
 
+local queue = is_own and 'own' or lane
+local of_queue = 'queued:' .. queue
+local of_tenant, added = of_queue .. ':' .. tenant, 'added:' .. queue .. ':' .. tenant
 local counts = redis.call(
   'HMGET', load, 'queued:own', 'queued:interactive', 'queued:bulk', 'queued:own:' .. tenant,
-  'queued:interactive:' .. tenant, 'queued:bulk:' .. tenant)
-for i = 1, 6 do
-  counts[i] = tonumber(counts[i] or 0)
+  'queued:interactive:' .. tenant, 'queued:bulk:' .. tenant, of_queue, of_tenant, added)
+for i, count in ipairs(counts) do
+  counts[i] = tonumber(count or 0)
 end
 if counts[1] + counts[2] + counts[3] >= most then
   return {'full', most}
@@ -46,10 +49,8 @@ end
 local now = clock()
 local deadline = now + life_ms
 local entry = redis.call('XADD', stream, '*', 'job', id)
-local queue = is_own and 'own' or lane
-local waiting = redis.call('HINCRBY', load, 'queued:' .. queue .. ':' .. tenant, 1)
-redis.call('HINCRBY', load, 'queued:' .. queue, 1)
-local ticket = is_own and 0 or redis.call('HINCRBY', load, 'added:' .. lane .. ':' .. tenant, 1)
+local waiting, ticket = counts[8] + 1, counts[9] + 1
+redis.call('HSET', load, of_queue, counts[7] + 1, of_tenant, waiting, added, ticket)
 
 redis.call(
   'HSET', job, 'status', 'queued', 'job', request, 'version', version, 'body', body, 'endpoint', endpoint,
