@@ -120,6 +120,7 @@ class Follower:
         self._http = http
         self._job_id = job_id
         self._n_tokens = n_tokens
+        self._event = ""
         self._texts: list[str] = []
         self._numbers: list[int] = []
         self._ended: dict[str, Any] = {}
@@ -133,19 +134,22 @@ class Follower:
             return cls(http, (await response.json())["id"], n_tokens)
 
     async def read(self) -> None:
-        event = ""
         async with self._http.get(f"/v1/jobs/{self._job_id}/events", raise_for_status=True) as response:
             async for line in response.content:
-                field, _, value = line.decode().rstrip("\n").partition(": ")
-                if field == "id":
-                    self._numbers.append(int(value))
-                elif field == "event":
-                    event = value
-                elif field == "data" and event == "token":
-                    self.arrivals.append(time.perf_counter())
-                    self._texts.append(json.loads(value)["text"])
-                elif field == "data":
-                    self._ended = json.loads(value)
+                self.hear(line.decode().rstrip("\n"), time.perf_counter())
+
+    def hear(self, line: str, at: float) -> None:
+        """One line of the event stream."""
+        field, _, value = line.partition(": ")
+        if field == "id":
+            self._numbers.append(int(value))
+        elif field == "event":
+            self._event = value
+        elif field == "data" and self._event == "token":
+            self.arrivals.append(at)
+            self._texts.append(json.loads(value)["text"])
+        elif field == "data":
+            self._ended = json.loads(value)
 
     def seen(self, killed_at: float) -> Stream:
         later = [killed_at, *(at for at in self.arrivals if at > killed_at)]
