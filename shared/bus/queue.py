@@ -31,6 +31,9 @@ from shared.events import Accepted, Failure, Finished, Progress, Tokens
 from shared.jobs import VERSION, Generation, Job, JobRecord, JobStatus, Lane, new_job_id, partition_of
 from shared.settings import BusSettings
 
+SUSPECT_DEATHS = 2
+"""Workers that died with a job, after which it is not trusted: `claim.lua` ends it at the next."""
+
 TRIES = 4
 """For what may be said twice."""
 
@@ -64,7 +67,8 @@ class Wanted(NamedTuple):
     interactive: int
     bulk: int
     suspects: int = 1
-    """Of all these, jobs that a worker has died with. Two in one worker could not be told apart at its death."""
+    """Of all these, jobs that two workers have died with. Two of them in one worker could not be told apart at its
+    death, and an innocent one would be given up with the guilty."""
 
     @property
     def is_nothing(self) -> bool:
@@ -106,6 +110,10 @@ class Claimed:
     now: float
     n_waiting: int = 0
     """Bulk jobs of the model that were left in the queue of this job's partition."""
+
+    @property
+    def is_suspect(self) -> bool:
+        return self.deaths >= SUSPECT_DEATHS
 
 
 class Chunk(NamedTuple):
