@@ -2,7 +2,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worker.engine.cells import MIN_SHARED, Cells, Ids, Resident
@@ -228,6 +228,7 @@ def test_nobody_waits_for_one_who_may_be_held_up_unless_he_may_be_too() -> None:
     assert leader.n_cached == 0
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_residents_are_always_what_the_cache_has(data: st.DataObject) -> None:
     slots = Slots(3, 2)

@@ -298,4 +298,5 @@ def test_bulk_goes_on_however_often_people_interrupt_it(byte_model: Path) -> Non
         engine.submit(bulk("b0", prompt(3500), n_predict=1))
         engine.answer("b0")
         people.is_over = True
-    assert len(people.answers) <= 4 * (MOST_INTERRUPTIONS + 2)
+    n_decodes = 3500 // 250  # of half the tokens at least that are believed to fit
+    assert len(people.answers) <= n_decodes * (MOST_INTERRUPTIONS + 1)
