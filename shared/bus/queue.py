@@ -512,8 +512,9 @@ def _cost(job: Job, request: str) -> int:
 
 def _fingerprint(job: Job) -> str:
     """Two requests with one idempotency key must have this in common."""
-    what = job.body if job.body is not None else job.request.model_dump_json()
-    parts = (job.model, job.endpoint, job.lane.value, json.dumps(job.metadata, sort_keys=True), what)
+    # A body names its model as the client did: the one that serves it may be another by the time it is said again.
+    what = (job.body,) if job.body is not None else (job.model, job.request.model_dump_json())
+    parts = (job.endpoint, job.lane.value, json.dumps(job.metadata, sort_keys=True), *what)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 

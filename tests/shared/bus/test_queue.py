@@ -83,6 +83,11 @@ class TestEnqueue:
             await bus.queue.enqueue(a_job(bus, body='{"a": 2}'), idempotency_key="key")
         assert len(await bus.queue.claim("w1", "m", ANY)) == 1
 
+    async def test_a_key_does_not_mind_which_model_serves_its_body(self, bus: Bus) -> None:
+        first = await bus.queue.enqueue(a_job(bus, body="{}", model="m"), idempotency_key="key")
+        again = await bus.queue.enqueue(a_job(bus, body="{}", model="new"), idempotency_key="key")
+        assert again == (first.job_id, False)
+
     async def test_tenants_do_not_share_idempotency_keys(self, bus: Bus) -> None:
         for tenant in ("a", "b"):
             assert (await bus.queue.enqueue(a_job(bus, tenant=tenant), idempotency_key="key")).is_new
