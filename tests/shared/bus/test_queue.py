@@ -658,6 +658,13 @@ class TestRecord:
         record = await bus.queue.record(jobs[4].id)
         assert record and record.eta_s and record.eta_s > 0
 
+    async def test_no_position_is_behind_all_who_wait(self, bus: Bus) -> None:
+        first, second, third = [await queued(bus, tenant="t:1") for _ in range(3)]
+        for job in (first, second):
+            await bus.queue.cancel(job.id)
+        record = await bus.queue.record(third.id)
+        assert record and record.position == 1
+
     async def test_other_tenants_and_people_count_into_a_position(self, bus: Bus) -> None:
         for _ in range(3):
             await queued(bus, tenant="hog", lane=Lane.BULK)
