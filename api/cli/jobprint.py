@@ -82,7 +82,7 @@ class JsonPrinter(_Remarks):
             self.show(job)
 
     def show(self, job: JobView) -> None:
-        _write_json(job.model_dump(exclude_unset=True))
+        _write_json(job.model_dump())
 
     def cancelled(self, job: JobView) -> None:
         self.show(job)
@@ -125,7 +125,7 @@ class TextPrinter(_Remarks):
         for job in jobs:
             cells = (job.priority, _time(job.created_at), job.endpoint, summary(job))
             table.add_row(job.id, _status(job), *(Text(printable(cell)) for cell in cells))
-        self._console.print(table)
+        self._print(table)
 
     def show(self, job: JobView) -> None:
         table = Table(box=None, pad_edge=False, show_header=False)
@@ -133,7 +133,7 @@ class TextPrinter(_Remarks):
         table.add_column(overflow="fold")
         for name, value in _facts(job):
             table.add_row(name, _status(job) if name == "status" else Text(printable(value)))
-        self._console.print(table)
+        self._print(table)
         if job.result is not None:
             self._answer(f"\n{answer_text(job.result)}\n")
 
@@ -167,6 +167,14 @@ class TextPrinter(_Remarks):
         if not has_spoken and job.result is not None:
             self._answer(answer_text(job.result))
         self.ended(job)
+
+    def _print(self, table: Table) -> None:
+        """Not by the console itself: it would pad lines, and exit when a reader has left."""
+        with self._console.capture() as captured:
+            self._console.print(table)
+        for line in captured.get().splitlines():
+            print(line.rstrip())
+        sys.stdout.flush()
 
     def _answer(self, text: str) -> None:
         """Raw into files and pipes, harmless on a terminal."""

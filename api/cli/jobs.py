@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import sys
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
@@ -42,9 +41,7 @@ def jobs(argv: Sequence[str]) -> int:
     except (ConfigError, ServiceLost, _Unusable) as error:
         _say(prog, str(error))
         return EXIT_NOT_DONE
-    except BrokenPipeError:
-        # Whoever read us has left. What is still buffered must go somewhere, or Python complains at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # whoever read us has left
         return EXIT_PIPE_CLOSED
     return code
 
@@ -217,12 +214,12 @@ def _code_of(job: JobView) -> int:
 
 
 def _may_be(job_id: str) -> bool:
-    """Whether it can be a job's id: anything else would be part of a path, and of another one perhaps."""
+    """Whether it looks like a job's id; anything else might name another path."""
     try:
         partition_of(job_id)
     except ValueError:
         return False
-    return job_id.isascii()
+    return True
 
 
 def _number(text: str) -> int:

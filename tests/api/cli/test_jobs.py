@@ -236,12 +236,13 @@ def test_a_short_question_is_not_asked_for_long(jobs_server: JobsServer) -> None
     assert done.code == 2
 
 
-async def test_a_reader_that_leaves_is_no_error(api: Api) -> None:
+@pytest.mark.parametrize("arguments", [("list",), ("list", "--json")])
+async def test_a_reader_that_leaves_is_no_error(api: Api, arguments: tuple[str, ...]) -> None:
     await submitted(api, "say a")
 
     def look_away() -> tuple[int, bytes]:
         with subprocess.Popen(
-            [sys.executable, "-m", "api.cli", "jobs", "list", "--json"],
+            [sys.executable, "-m", "api.cli", "jobs", *arguments],
             env=environment(SLOTSTREAM_URL=api.url),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
