@@ -90,7 +90,31 @@ class Embedding(Wire):
     normalize: bool = True
 
 
-Request = Annotated[Completion | Chat | Embedding, Field(discriminator="kind")]
+class Tokenize(Wire):
+    """Token ids of a prompt, as the model's vocabulary has them."""
+
+    kind: Literal["tokenize"] = "tokenize"
+    content: Prompt
+    add_special: bool = False
+    parse_special: bool = True
+
+
+class Detokenize(Wire):
+    kind: Literal["detokenize"] = "detokenize"
+    tokens: tuple[int, ...]
+
+
+class ApplyTemplate(Wire):
+    """The prompt that a chat becomes."""
+
+    kind: Literal["apply_template"] = "apply_template"
+    chat: Chat
+
+
+QuickRequest = Tokenize | Detokenize | ApplyTemplate
+"""What is answered in a moment and needs no slot."""
+
+Request = Annotated[Completion | Chat | Embedding | Tokenize | Detokenize | ApplyTemplate, Field(discriminator="kind")]
 
 
 class Job(Wire):
@@ -108,6 +132,15 @@ class Job(Wire):
     body: str | None = None
     """The client's JSON of a durable job, from which its answer is rendered later; never sent to a worker."""
     metadata: dict[str, str] = {}
+
+    @property
+    def is_quick(self) -> bool:
+        return isinstance(self.request, QuickRequest)
+
+    @property
+    def queue(self) -> str:
+        """Which line it stands in: its lane's, or that of what needs no slot."""
+        return "quick" if self.is_quick else self.lane.value
 
 
 class JobRecord(Wire):

@@ -221,9 +221,10 @@ local function take(lane, room)
 end
 
 local most_suspects = suspects
-local n_own = take_own(quick)
+local n_quick = take_own(quick)
+n_quick = n_quick + take('quick', quick - n_quick)
 local n_interactive = take('interactive', interactive)
 local n_bulk = take('bulk', bulk - n_interactive) -- they share slots: what a person got, bulk does not get
 local n_waiting = tonumber(redis.call('HGET', load, 'queued:bulk') or 0)
 local is_more = looks <= 0 and cleared > 0
-return {now, is_more and 1 or 0, n_own, n_interactive, n_bulk, most_suspects - suspects, n_waiting, handed}
+return {now, is_more and 1 or 0, n_quick, n_interactive, n_bulk, most_suspects - suspects, n_waiting, handed}
