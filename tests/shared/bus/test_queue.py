@@ -852,7 +852,7 @@ class TestPages:
         for job in jobs[::2]:
             await bus.queue.cancel(job.id)
         page = await bus.queue.page("default", status=JobStatus.CANCELLED)
-        assert [record.id for record in page.records] == [job.id for job in jobs[::-2]]
+        assert {record.id for record in page.records} == {job.id for job in jobs[::2]}
         page = await bus.queue.page("default", status=JobStatus.SUCCEEDED)
         assert page == ([], False, None)
 
