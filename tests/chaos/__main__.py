@@ -1,0 +1,85 @@
+"""`python -m tests.chaos`: long runs, a table of what was done, and every violation. Its exit code is 1 if there is one."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import uvloop
+
+from tests.chaos.run import Outcome, Plan, play
+from tests.chaos.server import binary_of
+
+JOBS_PER_S = 20
+GAP_S = 0.9
+SERVERS = ("valkey", "redis7")
+MOST_SHOWN = 40
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(10_000), help="default: another each time")
+    parser.add_argument("--jobs", type=int, default=2000, help="on each server (default: 2000)")
+    parser.add_argument("--server", choices=SERVERS, action="append", help="default: both")
+    parser.add_argument("--no-fence", action="store_true", help="without the comparison of leases: must go wrong")
+    given = parser.parse_args()
+    is_wrong = False
+    for server in given.server or SERVERS:
+        try:
+            binary_of(server)
+        except LookupError as error:
+            print(f"{server}: skipped, {error}")
+            continue
+        outcome = uvloop.run(play(_plan(given, server), Path(tempfile.mkdtemp(prefix=f"chaos-{server}-"))))
+        print(report(outcome), flush=True)
+        is_wrong |= bool(outcome.violations)
+    return int(is_wrong)
+
+
+def _plan(given: argparse.Namespace, server: str) -> Plan:
+    return Plan(
+        seed=given.seed,
+        server=server,
+        n_jobs=given.jobs,
+        duration_s=given.jobs / JOBS_PER_S,
+        gap_s=GAP_S,
+        is_fenced=not given.no_fence,
+    )
+
+
+def report(outcome: Outcome) -> str:
+    """What was done and what was found, for people."""
+    plan, jobs = outcome.plan, outcome.aftermath.jobs.values()
+    rows = {
+        "jobs": len(jobs),
+        **{f"  {status}": n for status, n in sorted(Counter(job.status for job in jobs).items())},
+        "events": sum(len(job.said) for job in jobs),
+        "readers": len(outcome.history.sessions),
+        "hand-outs beyond the first": sum(max(0, job.count("epoch") - 1) for job in jobs),
+        "deaths": sum(job.count("deaths") for job in jobs),
+        "leases lost": outcome.n_leases_lost,
+        "replies cut": outcome.n_cut,
+        "workers killed": sum(code < 0 for _, code, _ in outcome.history.exits),
+        "faults": sum(outcome.faults.values()),
+        **{f"  {name}": n for name, n in sorted(outcome.faults.items())},
+        "seconds": round(outcome.seconds),
+        "violations": len(outcome.violations),
+        **{f"  {name}": n for name, n in Counter(each.check for each in outcome.violations).items()},
+    }
+    head = f"{plan.server}, seed {plan.seed}, {plan.partitions} partition(s){'' if plan.is_fenced else ', no fence'}"
+    lines = [head, *(f"  {name:34}{n:>8}" for name, n in rows.items())]
+    shown = outcome.violations[:MOST_SHOWN]
+    lines += [f"{each.check}: {each.job_id} {each.what}" for each in shown]
+    if len(shown) < len(outcome.violations):
+        lines.append(f"... and {len(outcome.violations) - len(shown)} more")
+    if shown:
+        lines.append(f"again with: python -m tests.chaos --seed {plan.seed} --jobs {plan.n_jobs} --server {plan.server}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

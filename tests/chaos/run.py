@@ -1,0 +1,150 @@
+"""One chaos run from the first server to the last check."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import SecretStr
+
+from shared.bus import open_bus
+from shared.bus.keys import Keys
+from shared.settings import BusSettings
+from tests.chaos import aftermath, checker, fence, orders
+from tests.chaos.aftermath import Aftermath
+from tests.chaos.checker import Violation
+from tests.chaos.clients import Clients
+from tests.chaos.fleet import Fleet
+from tests.chaos.history import History
+from tests.chaos.nemesis import Nemesis
+from tests.chaos.proxy import Proxy
+from tests.chaos.server import Server
+
+PATIENCE_S = 60.0
+"""After the last fault: by then everybody must have got what they wanted."""
+SETTLE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    seed: int
+    server: str
+    """`valkey` or `redis7`."""
+    n_jobs: int
+    duration_s: float
+    """For which jobs are asked for and faults dealt out."""
+    gap_s: float
+    """Between two faults."""
+    lease_s: float = 0.8
+    n_workers: int = 3
+    is_fenced: bool = True
+
+    @property
+    def partitions(self) -> int:
+        return random.Random(f"partitions {self.seed}").choice((1, 3))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    plan: Plan
+    history: History
+    aftermath: Aftermath
+    violations: list[Violation]
+    n_cut: int
+    n_leases_lost: int
+    seconds: float
+
+    @property
+    def faults(self) -> Counter[str]:
+        return Counter(fault.name for fault in self.history.faults)
+
+
+async def play(plan: Plan, folder: Path | None = None) -> Outcome:
+    """`folder` is where logs of the server and the workers go; without one they are thrown away."""
+    async with AsyncExitStack() as stack:
+        folder = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))
+        return await _play(plan, folder, stack)
+
+
+async def _play(plan: Plan, folder: Path, stack: AsyncExitStack) -> Outcome:
+    keys = Keys(f"chaos{secrets.token_hex(4)}", plan.partitions)
+    server = await stack.enter_async_context(Server(plan.server, folder))
+    way = await stack.enter_async_context(Proxy(server.port))
+    history = History()
+    fleet = await stack.enter_async_context(
+        Fleet(
+            server_port=server.port,
+            namespace=keys.namespace,
+            partitions=keys.partitions,
+            lease_s=plan.lease_s,
+            n_places=plan.n_workers,
+            folder=folder,
+            scripts=_unfenced(folder) if not plan.is_fenced else None,
+            history=history,
+        )
+    )
+    settings = BusSettings(
+        redis_url=SecretStr(way.url), namespace=keys.namespace, partitions=keys.partitions, lease_s=plan.lease_s
+    )
+    bus = await stack.enter_async_context(open_bus(settings, name="clients"))
+    clients = Clients(bus, history, plan.seed)
+    async with _beside(clients.keep_house()):
+        await _serve(clients, Nemesis(server, fleet, way, history, plan.seed), plan, history)
+        await _settle(server, keys)
+    await fleet.leave()
+    with server.client() as client:
+        left = aftermath.read(client, keys)
+    return Outcome(
+        plan=plan,
+        history=history,
+        aftermath=left,
+        violations=checker.check(history, left),
+        n_cut=way.n_cut + sum(place.proxy.n_cut for place in fleet.places),
+        n_leases_lost=fleet.n_leases_lost,
+        seconds=time.monotonic() - history.started_at,
+    )
+
+
+@asynccontextmanager
+async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """`work` beside the block, cancelled with its end."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def _unfenced(folder: Path) -> Path:
+    scripts = folder / "unfenced"
+    fence.write_unfenced(scripts)
+    return scripts
+
+
+async def _serve(clients: Clients, nemesis: Nemesis, plan: Plan, history: History) -> None:
+    """Until every client has what it wanted."""
+    asked = asyncio.create_task(clients.place(orders.draw(plan.seed, plan.n_jobs, plan.duration_s)))
+    await nemesis.rage(plan.gap_s, plan.duration_s)
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await asked
+    except TimeoutError:
+        history.complaints.append(f"{PATIENCE_S:.0f} s after the last fault somebody still waits")
+
+
+async def _settle(server: Server, keys: Keys) -> None:
+    """Jobs that nobody waits for end too, and what belongs to them is cleared away. What is not, the checker finds."""
+    with suppress(TimeoutError), server.client() as client:
+        async with asyncio.timeout(SETTLE_S):
+            while not await asyncio.to_thread(aftermath.is_quiet, client, keys):
+                await asyncio.sleep(0.05)
