@@ -1,9 +1,13 @@
-"""`python -m tests.chaos`: long runs, a table of what was done, and every violation. Its exit code is 1 if there is one."""
+"""`python -m tests.chaos`: a long run on each server, with a table of what was done and found.
+
+It ends with 1 if there is a violation.
+"""
 
 from __future__ import annotations
 
 import argparse
 import secrets
+import shutil
 import sys
 import tempfile
 from collections import Counter
@@ -14,8 +18,8 @@ import uvloop
 from tests.chaos.run import Outcome, Plan, play
 from tests.chaos.server import binary_of
 
-JOBS_PER_S = 20
-GAP_S = 0.9
+JOBS_PER_S = 25
+GAP_S = 0.6
 SERVERS = ("valkey", "redis7")
 MOST_SHOWN = 40
 
@@ -34,8 +38,13 @@ def main() -> int:
         except LookupError as error:
             print(f"{server}: skipped, {error}")
             continue
-        outcome = uvloop.run(play(_plan(given, server), Path(tempfile.mkdtemp(prefix=f"chaos-{server}-"))))
+        folder = Path(tempfile.mkdtemp(prefix=f"chaos-{server}-"))
+        outcome = uvloop.run(play(_plan(given, server), folder))
         print(report(outcome), flush=True)
+        if outcome.violations:
+            print(f"the logs of all processes are in {folder}")
+        else:
+            shutil.rmtree(folder)
         is_wrong |= bool(outcome.violations)
     return int(is_wrong)
 
@@ -77,7 +86,7 @@ def report(outcome: Outcome) -> str:
     if len(shown) < len(outcome.violations):
         lines.append(f"... and {len(outcome.violations) - len(shown)} more")
     if shown:
-        lines.append(f"again with: python -m tests.chaos --seed {plan.seed} --jobs {plan.n_jobs} --server {plan.server}")
+        lines.append(f"again: python -m tests.chaos --seed {plan.seed} --jobs {plan.n_jobs} --server {plan.server}")
     return "\n".join(lines)
 
 

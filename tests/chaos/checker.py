@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 from shared.events import Answer
@@ -99,6 +100,7 @@ def _faults_of(session: Session, history: History, aftermath: Aftermath) -> Iter
                 yield f"was told of success after {number - 1} of {len(script)} events"
         elif number > len(script) or text != script[number - 1].text:
             yield f"was told {text!r} as {number}"
+            return
     if any(heard.status for heard in session.heard[:-1]):
         yield "was told of something after the end"
 
@@ -111,7 +113,7 @@ def logs_are_exact(history: History, aftermath: Aftermath) -> Found:
         if job.said != script[: len(job.said)]:
             yield job.id, f"the log says {[event.text for event in job.said]}"
         firsts = [(entry.first, len(entry.events)) for entry in job.log if entry.kind == "events"]
-        if any(first + n != following for (first, n), (following, _) in zip(firsts, firsts[1:], strict=False)):
+        if any(first + n != following for (first, n), (following, _) in pairwise(firsts)):
             yield job.id, f"the log's entries are numbered {firsts}"
         if job.count("events") != len(job.said):
             yield job.id, f"counts {job.count('events')} events, and the log has {len(job.said)}"
@@ -140,9 +142,7 @@ def endings_are_told_once(history: History, aftermath: Aftermath) -> Found:
     rows = Counter((row.job_id, row.status.value) for row in history.rows)
     for job_id, status in aftermath.untold:
         yield job_id, f"its row {status} was not told"
-    expected = Counter(
-        (job.id, job.status) for job in aftermath.jobs.values() if history.offered[job.id].is_durable
-    )
+    expected = Counter((job.id, job.status) for job in aftermath.jobs.values() if history.offered[job.id].is_durable)
     for (job_id, status), n in (expected - rows).items():
         yield job_id, f"lacks {n} row {status}"
     for (job_id, status), n in (rows - expected).items():

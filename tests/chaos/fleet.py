@@ -67,6 +67,8 @@ class Fleet:
     history: History
     places: list[Place] = field(default_factory=list)
     _is_closing: bool = False
+    _left: asyncio.Event = field(default_factory=asyncio.Event)
+    """Nobody is there any more."""
 
     async def __aenter__(self) -> Self:
         self._stack = AsyncExitStack()
@@ -89,9 +91,10 @@ class Fleet:
         self._is_closing = True
         for place in self.places:
             self.ask_to_leave(place)
-        async with asyncio.timeout(LEAVE_TIMEOUT_S):
-            while any(place.worker for place in self.places):
-                await asyncio.sleep(LOOK_EVERY_S)
+        try:
+            await asyncio.wait_for(self._left.wait(), LEAVE_TIMEOUT_S)
+        except TimeoutError:
+            self.history.complaints.append(f"a worker has not left {LEAVE_TIMEOUT_S:.0f} s after it was asked to")
 
     def ask_to_leave(self, place: Place) -> None:
         place.is_asked_to_leave = True
@@ -114,6 +117,8 @@ class Fleet:
                     self._bury(place, place.worker)
                 if place.worker is None and not self._is_closing:
                     self._start(place)
+            if not any(place.worker for place in self.places):
+                self._left.set()
             await asyncio.sleep(LOOK_EVERY_S)
 
     def _start(self, place: Place) -> None:

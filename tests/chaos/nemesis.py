@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 
 from tests.chaos.fleet import Fleet, Place
@@ -48,18 +48,18 @@ class Nemesis:
     def kinds(self) -> list[str]:
         return sorted((*self._on_a_worker, *self._on_the_server, *self._on_all))
 
-    async def rage(self, gap_s: float, duration_s: float) -> None:
+    async def rage(self, kinds: Sequence[str], gap_s: float, duration_s: float) -> None:
         """A fault each `gap_s` or so until the time is over; returns when the last one is."""
         async with asyncio.TaskGroup() as faults:
-            for name in self._deck():
+            for name in self._deck(kinds):
                 if self._history.now_s() > duration_s:
                     return
                 faults.create_task(self._deal(name))
                 await asyncio.sleep(gap_s * self._luck.uniform(0.5, 1.5))
 
-    def _deck(self) -> Iterator[str]:
+    def _deck(self, kinds: Sequence[str]) -> Iterator[str]:
         while True:
-            yield from self._luck.sample(self.kinds, len(self.kinds))
+            yield from self._luck.sample(kinds, len(kinds))
 
     async def _deal(self, name: str) -> None:
         """One fault, unless whatever it could hit is hit by another just now."""

@@ -49,7 +49,7 @@ def _order(luck: random.Random, number: int, at_s: float) -> Order:
         at_s=at_s,
         tenant=luck.choice(TENANTS),
         lane=luck.choice(tuple(Lane)),
-        n_tokens=luck.choice((0, 1, luck.randrange(2, 30), luck.randrange(2, 30), luck.randrange(30, 100))),
+        n_tokens=luck.choice((0, 1, luck.randrange(2, 30), luck.randrange(2, 30), luck.randrange(30, 150))),
         is_durable=luck.random() < 0.5,
         deadline_s=luck.uniform(0.02, 1.5) if luck.random() < 0.07 else NEVER_S,
         idempotency_key=f"key {number}" if is_keyed else None,

@@ -100,6 +100,8 @@ class Proxy:
         if self.delay_s:
             await asyncio.sleep(self.delay_s)
         await self._is_flowing.wait()
+        if to.is_closing():
+            raise ConnectionResetError
         to.write(chunk)
         await to.drain()
 

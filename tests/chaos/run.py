@@ -29,8 +29,6 @@ from tests.chaos.nemesis import Nemesis
 from tests.chaos.proxy import Proxy
 from tests.chaos.server import Server
 
-PATIENCE_S = 60.0
-"""After the last fault: by then everybody must have got what they wanted."""
 SETTLE_S = 10.0
 
 
@@ -46,6 +44,10 @@ class Plan:
     """Between two faults."""
     lease_s: float = 0.8
     n_workers: int = 3
+    kinds: tuple[str, ...] = ()
+    """Of faults; without any, all."""
+    patience_s: float = 60.0
+    """After the last fault: by then everybody must have got what they wanted."""
     is_fenced: bool = True
 
     @property
@@ -134,17 +136,17 @@ def _unfenced(folder: Path) -> Path:
 async def _serve(clients: Clients, nemesis: Nemesis, plan: Plan, history: History) -> None:
     """Until every client has what it wanted."""
     asked = asyncio.create_task(clients.place(orders.draw(plan.seed, plan.n_jobs, plan.duration_s)))
-    await nemesis.rage(plan.gap_s, plan.duration_s)
+    await nemesis.rage(plan.kinds or nemesis.kinds, plan.gap_s, plan.duration_s)
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(plan.patience_s):
             await asked
     except TimeoutError:
-        history.complaints.append(f"{PATIENCE_S:.0f} s after the last fault somebody still waits")
+        history.complaints.append(f"{plan.patience_s:.0f} s after the last fault somebody still waits")
 
 
 async def _settle(server: Server, keys: Keys) -> None:
     """Jobs that nobody waits for end too, and what belongs to them is cleared away. What is not, the checker finds."""
     with suppress(TimeoutError), server.client() as client:
         async with asyncio.timeout(SETTLE_S):
-            while not await asyncio.to_thread(aftermath.is_quiet, client, keys):
+            while not await asyncio.to_thread(aftermath.is_quiet, client, keys):  # noqa: ASYNC110 - a server's state
                 await asyncio.sleep(0.05)

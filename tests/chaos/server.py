@@ -60,7 +60,7 @@ class Server:
 
     async def start(self) -> None:
         """Returns when it answers."""
-        self._process = subprocess.Popen(self._arguments, stdin=subprocess.DEVNULL)
+        self._process = subprocess.Popen(self._arguments, stdin=subprocess.DEVNULL)  # noqa: ASYNC220 - it is a fork
         async with asyncio.timeout(START_TIMEOUT_S):
             while not await asyncio.to_thread(self._answers):
                 assert self._process.poll() is None, "the server does not start"

@@ -1,0 +1,47 @@
+"""A short run on each server, and the same without the fence, which must go wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.__main__ import report
+from tests.chaos.run import Outcome, Plan, play
+from tests.chaos.server import binary_of
+
+
+async def played(plan: Plan, folder: Path) -> Outcome:
+    try:
+        binary_of(plan.server)
+    except LookupError as error:
+        pytest.skip(str(error))
+    outcome = await play(plan, folder)
+    print(report(outcome))
+    return outcome
+
+
+@pytest.mark.parametrize(("server", "seed"), [("valkey", 1), ("redis7", 2)])
+async def test_every_job_ends_once_with_every_token_once_whatever_dies(tmp_path: Path, server: str, seed: int) -> None:
+    plan = Plan(seed, server, n_jobs=120, duration_s=5.0, gap_s=0.3, lease_s=0.6, patience_s=30.0)
+    outcome = await played(plan, tmp_path)
+    assert outcome.violations == []
+    assert len(outcome.faults) >= 10
+    assert any(job.count("epoch") > 1 for job in outcome.aftermath.jobs.values())
+
+
+@pytest.mark.parametrize("server", ["valkey", "redis7"])
+async def test_without_the_fence_frozen_workers_do_harm(tmp_path: Path, server: str) -> None:
+    plan = Plan(
+        3,
+        server,
+        n_jobs=60,
+        duration_s=2.5,
+        gap_s=0.3,
+        lease_s=0.4,
+        kinds=("freeze a worker past its lease",),
+        patience_s=10.0,
+        is_fenced=False,
+    )
+    outcome = await played(plan, tmp_path)
+    assert "logs_are_exact" in {violation.check for violation in outcome.violations}
