@@ -5,6 +5,7 @@ Each check is a function that yields violations; its docstring is the claim.
 
 from __future__ import annotations
 
+import signal
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -207,9 +208,10 @@ def nothing_is_left(history: History, aftermath: Aftermath) -> Found:
 
 
 def workers_left_in_good_order(history: History, aftermath: Aftermath) -> Found:
-    """A worker process ends by SIGKILL, or with 0 when it was asked to leave."""
+    """A worker process ends when it is killed, or with 0 when it is asked to leave; so early that it has no ears for
+    that yet, by the signal itself."""
     for pid, code, was_asked in history.exits:
-        if code != -9 and not (code == 0 and was_asked):
+        if code != -signal.SIGKILL and not (was_asked and code in (0, -signal.SIGTERM)):
             yield "", f"worker {pid} ended with {code}, {'asked to leave' if was_asked else 'not asked'}"
 
 

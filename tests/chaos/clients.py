@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from api.tasks import outbox
-from shared.bus import Bus, OutboxRow
+from shared.bus import Bus, OutboxRow, Receipt
 from shared.errors import BusUnavailable, SlotstreamError
 from shared.jobs import Completion, Job
 from tests.chaos.engine import POISON
@@ -31,6 +31,7 @@ class Clients:
         self._bus = bus
         self._history = history
         self._seed = seed
+        self._acknowledged: set[str] = set()
 
     async def place(self, orders: Sequence[Order]) -> None:
         """Each at its time; returns when everybody has seen the end of what they wanted."""
@@ -82,12 +83,12 @@ class Clients:
         await asyncio.wait((asking,), timeout=luck.uniform(0, 0.01))
         asking.cancel()
         with suppress(BusUnavailable, asyncio.CancelledError):
-            self._history.promises.append(Promise(order, (await asking).job_id))
+            self._note(order, await asking)
 
     async def _ask_and_wait(self, order: Order, job: Job) -> None:
         """Without a key the same job is sent again until somebody says that it is there."""
         receipt = await _insist(lambda: self._bus.queue.enqueue(job))
-        self._history.promises.append(Promise(order, receipt.job_id))
+        self._note(order, receipt)
         await self._wait(order, receipt.job_id)
 
     async def _ask_with_key(self, order: Order, luck: random.Random) -> str:
@@ -96,8 +97,12 @@ class Clients:
         receipt = await _insist(
             lambda: self._bus.queue.enqueue(self._job(order), idempotency_key=order.idempotency_key)
         )
-        self._history.promises.append(Promise(order, receipt.job_id))
+        self._note(order, receipt)
         return receipt.job_id
+
+    def _note(self, order: Order, receipt: Receipt) -> None:
+        self._acknowledged.add(receipt.job_id)
+        self._history.promises.append(Promise(order, receipt.job_id))
 
     async def _wait(self, order: Order, job_id: str) -> None:
         """Cancel when it is time to, then look at the record until it says that the job has ended."""
@@ -130,7 +135,8 @@ class Clients:
             session = self._history.begin_session(job_id, after)
             patience = luck.choice((None, None, 1, 5, 20))
             with suppress(BusUnavailable):
-                async with self._bus.log.follow(job_id, after=after, expects=True) as reader:
+                is_expected = job_id not in self._acknowledged
+                async with self._bus.log.follow(job_id, after=after, expects=is_expected) as reader:
                     async for number, event in reader:
                         session.hear(number, event)
                         if patience is not None and len(session.heard) >= patience:

@@ -41,8 +41,6 @@ class Place:
     worker: ForkServerProcess | None = None
     journal: Path = Path()
     is_asked_to_leave: bool = False
-    is_in_use: bool = False
-    """By a fault."""
 
     @property
     def pid(self) -> int | None:
@@ -144,6 +142,6 @@ class Fleet:
         assert worker.pid is not None and worker.exitcode is not None
         self.history.attempts += [Attempt(worker.pid, *each) for each in attempts(place.journal)]
         self.history.exits.append(Exit(worker.pid, worker.exitcode, place.is_asked_to_leave))
-        if worker.exitcode < 0:
+        if worker.exitcode == -signal.SIGKILL:
             self.history.harmed.add(worker.pid)
         place.worker = None

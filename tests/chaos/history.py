@@ -85,7 +85,7 @@ class Exit(NamedTuple):
 
 @dataclass(slots=True)
 class History:
-    started_at: float = field(default_factory=time.monotonic)
+    started_at: float = 0.0
     offered: dict[str, Order] = field(default_factory=dict)
     """Every job id that was ever sent in an enqueue."""
     promises: list[Promise] = field(default_factory=list)
@@ -102,6 +102,9 @@ class History:
     exits: list[Exit] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
     """What went wrong for a client that no fault explains."""
+
+    def start(self) -> None:
+        self.started_at = time.monotonic()
 
     def now_s(self) -> float:
         return time.monotonic() - self.started_at

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from tests.chaos.fleet import Fleet, Place
@@ -21,7 +21,10 @@ class Nemesis:
         self._clients_way = clients_way
         self._history = history
         self._luck = random.Random(f"nemesis {seed}")
-        self._is_server_in_use = False
+        self._has_server = asyncio.Lock()
+        self._free_places: asyncio.Queue[Place] = asyncio.Queue()
+        for place in fleet.places:
+            self._free_places.put_nowait(place)
         self._on_a_worker = {
             "kill a worker": self._kill,
             "freeze a worker past its lease": self._freeze,
@@ -30,6 +33,7 @@ class Nemesis:
             "cut replies to a worker": self._cut_replies,
             "slow way to a worker": self._delay,
             "half-open way to a worker": self._stall,
+            "words of a worker come late": self._come_late,
             "no way to a worker": self._part,
         }
         self._on_the_server = {
@@ -49,34 +53,23 @@ class Nemesis:
         return sorted((*self._on_a_worker, *self._on_the_server, *self._on_all))
 
     async def rage(self, kinds: Sequence[str], gap_s: float, duration_s: float) -> None:
-        """A fault each `gap_s` or so until the time is over; returns when the last one is."""
+        """A fault each `gap_s` or so, in whole decks, until the time is over; returns when the last one is."""
         async with asyncio.TaskGroup() as faults:
-            for name in self._deck(kinds):
-                if self._history.now_s() > duration_s:
-                    return
-                faults.create_task(self._deal(name))
-                await asyncio.sleep(gap_s * self._luck.uniform(0.5, 1.5))
-
-    def _deck(self, kinds: Sequence[str]) -> Iterator[str]:
-        while True:
-            yield from self._luck.sample(kinds, len(kinds))
+            while self._history.now_s() < duration_s:
+                for name in self._luck.sample(kinds, len(kinds)):
+                    faults.create_task(self._deal(name))
+                    await asyncio.sleep(gap_s * self._luck.uniform(0.5, 1.5))
 
     async def _deal(self, name: str) -> None:
-        """One fault, unless whatever it could hit is hit by another just now."""
-        if act := self._on_a_worker.get(name):
-            free = [place for place in self._fleet.places if not place.is_in_use and place.worker]
-            if free:
-                place = self._luck.choice(free)
-                place.is_in_use = True
-                async with self._noted(name, f"worker {place.pid}"):
-                    await act(place)
-                place.is_in_use = False
-        elif act := self._on_the_server.get(name):
-            if not self._is_server_in_use:
-                self._is_server_in_use = True
-                async with self._noted(name, "server"):
-                    await act()
-                self._is_server_in_use = False
+        """One fault, as soon as what it hits is not hit by another."""
+        if on_worker := self._on_a_worker.get(name):
+            place = await self._free_places.get()
+            async with self._noted(name, f"worker {place.pid}"):
+                await on_worker(place)
+            self._free_places.put_nowait(place)
+        elif on_server := self._on_the_server.get(name):
+            async with self._has_server, self._noted(name, "server"):
+                await on_server()
         else:
             async with self._noted(name, "all"):
                 await self._on_all[name]()
@@ -125,8 +118,14 @@ class Nemesis:
         self._fleet.harm(place)
         place.proxy.stall()
         await self._pause(0.3, 3)
-        if self._luck.random() < 0.5:
-            place.proxy.cut_all()
+        place.proxy.cut_all()
+        place.proxy.flow()
+
+    async def _come_late(self, place: Place) -> None:
+        """What it says stays on its way until its jobs are others', and then arrives."""
+        self._fleet.harm(place)
+        place.proxy.stall()
+        await self._pause(1.4, 2.5)
         place.proxy.flow()
 
     async def _part(self, place: Place) -> None:

@@ -35,13 +35,13 @@ class Order:
     """Every worker that begins it dies."""
 
 
-def draw(seed: int, n_orders: int, duration_s: float) -> list[Order]:
+def draw(seed: int, n_orders: int, duration_s: float, least_tokens: int = 0) -> list[Order]:
     luck = random.Random(f"orders {seed}")
     times = sorted(luck.uniform(0, duration_s) for _ in range(n_orders))
-    return [_order(luck, number, at_s) for number, at_s in enumerate(times)]
+    return [_order(luck, number, at_s, least_tokens) for number, at_s in enumerate(times)]
 
 
-def _order(luck: random.Random, number: int, at_s: float) -> Order:
+def _order(luck: random.Random, number: int, at_s: float, least_tokens: int) -> Order:
     is_keyed = luck.random() < 0.25
     is_abandoned = not is_keyed and luck.random() < 0.05
     return Order(
@@ -49,7 +49,9 @@ def _order(luck: random.Random, number: int, at_s: float) -> Order:
         at_s=at_s,
         tenant=luck.choice(TENANTS),
         lane=luck.choice(tuple(Lane)),
-        n_tokens=luck.choice((0, 1, luck.randrange(2, 30), luck.randrange(2, 30), luck.randrange(30, 150))),
+        n_tokens=max(
+            least_tokens, luck.choice((0, 1, luck.randrange(2, 30), luck.randrange(2, 30), luck.randrange(30, 150)))
+        ),
         is_durable=luck.random() < 0.5,
         deadline_s=luck.uniform(0.02, 1.5) if luck.random() < 0.07 else NEVER_S,
         idempotency_key=f"key {number}" if is_keyed else None,

@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from shared.bus import open_bus
+from shared.bus import Bus, open_bus
 from shared.bus.keys import Keys
 from shared.settings import BusSettings
 from tests.chaos import aftermath, checker, fence, orders
@@ -29,6 +29,7 @@ from tests.chaos.nemesis import Nemesis
 from tests.chaos.proxy import Proxy
 from tests.chaos.server import Server
 
+START_TIMEOUT_S = 30.0
 SETTLE_S = 10.0
 
 
@@ -44,6 +45,8 @@ class Plan:
     """Between two faults."""
     lease_s: float = 0.8
     n_workers: int = 3
+    least_tokens: int = 0
+    """Of every job; long ones keep all workers busy."""
     kinds: tuple[str, ...] = ()
     """Of faults; without any, all."""
     patience_s: float = 60.0
@@ -99,6 +102,8 @@ async def _play(plan: Plan, folder: Path, stack: AsyncExitStack) -> Outcome:
     )
     bus = await stack.enter_async_context(open_bus(settings, name="clients"))
     clients = Clients(bus, history, plan.seed)
+    await _workers(bus, plan.n_workers)
+    history.start()
     async with _beside(clients.keep_house()):
         await _serve(clients, Nemesis(server, fleet, way, history, plan.seed), plan, history)
         await _settle(server, keys)
@@ -114,6 +119,13 @@ async def _play(plan: Plan, folder: Path, stack: AsyncExitStack) -> Outcome:
         n_leases_lost=fleet.n_leases_lost,
         seconds=time.monotonic() - history.started_at,
     )
+
+
+async def _workers(bus: Bus, n_workers: int) -> None:
+    """Until all are there."""
+    async with asyncio.timeout(START_TIMEOUT_S):
+        while len(await bus.presence.workers()) < n_workers:
+            await asyncio.sleep(0.05)
 
 
 @asynccontextmanager
@@ -135,7 +147,8 @@ def _unfenced(folder: Path) -> Path:
 
 async def _serve(clients: Clients, nemesis: Nemesis, plan: Plan, history: History) -> None:
     """Until every client has what it wanted."""
-    asked = asyncio.create_task(clients.place(orders.draw(plan.seed, plan.n_jobs, plan.duration_s)))
+    drawn = orders.draw(plan.seed, plan.n_jobs, plan.duration_s, plan.least_tokens)
+    asked = asyncio.create_task(clients.place(drawn))
     await nemesis.rage(plan.kinds or nemesis.kinds, plan.gap_s, plan.duration_s)
     try:
         async with asyncio.timeout(plan.patience_s):

@@ -174,6 +174,7 @@ SPOILERS: list[tuple[str, Callable[[Case], object]]] = [
     ("nothing_is_left", lambda case: leave(case, loads={"load:m": {"queued:bulk": "-1"}})),
     ("workers_left_in_good_order", lambda case: case.history.exits.append(Exit(3, 1, False))),
     ("workers_left_in_good_order", lambda case: case.history.exits.append(Exit(3, 0, False))),
+    ("workers_left_in_good_order", lambda case: case.history.exits.append(Exit(3, -15, False))),
 ]
 
 
