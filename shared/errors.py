@@ -17,6 +17,7 @@ SlotstreamError
     ├── Cancelled
     ├── Expired              its deadline passed
     ├── WorkerDied           it was given up after too many workers died with it
+    ├── Unreadable           what is stored of it is no job: damaged, or of a program unlike ours
     └── EngineFailed         llama.cpp failed on this job alone
 """
 
@@ -107,6 +108,10 @@ class Expired(Ended):
 
 class WorkerDied(Ended):
     code = "worker_died"
+
+
+class Unreadable(Ended):
+    code = "unreadable"
 
 
 class EngineFailed(Ended):

@@ -136,6 +136,11 @@ class JobRecord(Wire):
         return self.finished.failure if self.finished else None
 
 
+VERSION = 1
+"""Of jobs as they travel. Raise it when a request means something that an older worker would misread or refuse: such
+jobs wait for newer workers. A new field that may be dropped needs no new version."""
+
+
 def new_job_id(partition: int = 0) -> str:
     """An unguessable id that names its partition: `job_<partition>_<24 hex>`."""
     return f"job_{partition}_{secrets.token_hex(12)}"

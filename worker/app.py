@@ -57,6 +57,7 @@ async def run(settings: WorkerSettings, make_engine: Callable[[EngineConfig, OnE
                 announcer.ready(engine)
                 keeper = LeaseKeeper(
                     settings,
+                    worker_id,
                     is_alive=lambda: not _is_stalled(engine),
                     on_cancel=_in_loop(publisher.cancel),
                     on_lost=_in_loop(publisher.lose),

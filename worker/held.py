@@ -26,6 +26,10 @@ class Held:
     expected: int = 1
     """Sequences or inputs that must end before the job has."""
     next_event: int = 1
+    is_taken_in: bool = False
+    """The engine has its sequences, and is the one to end them."""
+    has_spoken: bool = False
+    """In this attempt."""
     parts: dict[int, Answer | Vector] = field(default_factory=dict)
     failure: Failure | None = None
     accepted: Accepted | None = None
@@ -48,6 +52,7 @@ class Held:
         """Take in what the intake or the engine said. The first failure ends the job, whatever else is under way."""
         match event:
             case Tokens():
+                self.has_spoken = True
                 self.unsent.append(event)
             case Accepted():
                 self.accepted = event
@@ -57,6 +62,12 @@ class Held:
                 self.failure = self.failure or event
             case _:
                 self.parts.setdefault(event.index, event)
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it may be what a worker died of. Who died with it once is trusted again at its next token, for most
+        that kill do so at once; after a second time nothing clears it."""
+        return self.claimed.deaths > 1 or (self.claimed.deaths == 1 and not self.has_spoken)
 
     @property
     def is_urgent(self) -> bool:
@@ -84,7 +95,8 @@ class Held:
 
 
 class HeldJobs:
-    """All held jobs by id. Whoever cares is told when one goes: `on_freed` may claim, `wait_empty` may leave.
+    """All held jobs by id. Whoever cares is told when one goes: `on_freed` may claim, `wait_empty` may leave, and when
+    there is no suspect among them any more: `on_cleared` may look for the next.
 
     Changed on the event loop's thread alone; `get` is for any thread.
     """
@@ -94,6 +106,7 @@ class HeldJobs:
         self._empty = asyncio.Event()
         self._empty.set()
         self.on_freed: Callable[[], None] = lambda: None
+        self.on_cleared: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -108,13 +121,25 @@ class HeldJobs:
     def get(self, job_id: str) -> Held | None:
         return self._by_id.get(job_id)
 
+    def hear(self, held: Held, event: Accepted | Progress | Tokens | Answer | Vector | Failure) -> None:
+        was_suspect = held.is_suspect
+        held.hear(event)
+        if was_suspect and not held.is_suspect:
+            self.on_cleared()
+
     def remove(self, job_id: str) -> Held | None:
         held = self._by_id.pop(job_id, None)
         if not self._by_id:
             self._empty.set()
         if held:
             self.on_freed()
+            if held.is_suspect:
+                self.on_cleared()
         return held
+
+    @property
+    def has_suspect(self) -> bool:
+        return any(held.is_suspect for held in self._by_id.values())
 
     def count(self, lane: Lane) -> int:
         return sum(held.job.lane is lane for held in self._by_id.values())

@@ -69,7 +69,7 @@ class Registrar:
             lane=claimed.job.lane,
             produced=produced.get(0, ()),
             queue_ms=max(0.0, claimed.now - claimed.enqueued_at) * 1e3,
-            deadline=time.monotonic() + claimed.deadline_at - claimed.now,
+            deadline=_deadline(claimed),
         )
         return Intake((task,), Accepted(prompt_tokens=len(prompt), n_ctx=self._n_ctx))
 
@@ -86,7 +86,11 @@ class Registrar:
                 )
         tasks = tuple(
             EmbedTask(
-                SequenceKey(claimed.job.id, index, claimed.lease.epoch), tokens, request.normalize, claimed.job.lane
+                SequenceKey(claimed.job.id, index, claimed.lease.epoch),
+                tokens,
+                request.normalize,
+                claimed.job.lane,
+                _deadline(claimed),
             )
             for index, tokens in enumerate(inputs)
         )
@@ -150,6 +154,11 @@ class Registrar:
                 n_prompt_tokens=len(prompt),
                 n_ctx=self._n_ctx,
             )
+
+
+def _deadline(claimed: Claimed) -> float:
+    """On this machine's monotonic clock."""
+    return time.monotonic() + claimed.deadline_at - claimed.now
 
 
 def _seed(job: Job, index: int) -> int:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import structlog
 
 from shared.bus import Chunk, Lease, LeaseKeeper, Queue, Verdict
-from shared.errors import BusUnavailable
+from shared.errors import BusUnavailable, Cancelled
 from shared.events import Accepted, Failure, Progress, Tokens
 from shared.jobs import Lane
 from worker.engine import Engine, EngineEvent, SequenceKey
@@ -95,7 +95,7 @@ class Publisher:
             held = self._held.get(key.job_id)
             # Words of an attempt that was lost in the meantime are nobody's, even if the job came back to us.
             if held and held.lease.epoch == key.epoch:
-                held.hear(event)
+                self._held.hear(held, event)
 
     def _is_time_for_bulk(self) -> bool:
         return time.monotonic() - self._sent_at >= BULK_WAIT_S or any(
@@ -149,8 +149,12 @@ class Publisher:
         self._let_go(held)
 
     def cancel(self, job_id: str) -> None:
-        """Somebody wants the job stopped: the engine ends it between two decodes, and says so."""
-        if self._engine and self._held.get(job_id):
+        """Somebody wants the job stopped: the engine ends it between two decodes, and says so; the intake's work on it
+        is not waited for."""
+        held = self._held.get(job_id)
+        if held and not held.is_taken_in:
+            self.say(held.lease, Failure.of(Cancelled("The job was cancelled.")))
+        elif held and self._engine:
             self._engine.cancel(job_id)
 
     def lose(self, lease: Lease) -> None:

@@ -68,6 +68,7 @@ class Puller:
         self._nudged = asyncio.Event()
         self._is_closing = False
         self._held.on_freed = self.nudge
+        self._held.on_cleared = self.sweep
         # Two threads: a long prompt being tokenized does not hold up a short one behind it.
         self._intake_threads = ThreadPoolExecutor(2, thread_name_prefix="intake")
 
@@ -119,9 +120,8 @@ class Puller:
         return Wanted(
             quick=QUICK_JOBS,
             interactive=max(0, n_slots - n_interactive),
-            bulk=max(
-                0, self._station.n_slots + bulk_window(self._n_waiting, self._station.n_slots) - n_interactive - n_bulk
-            ),
+            bulk=max(0, n_slots + bulk_window(self._n_waiting, n_slots) - n_interactive - n_bulk),
+            suspects=0 if self._held.has_suspect else 1,
         )
 
     async def _claim(self) -> list[Claimed]:
@@ -158,6 +158,7 @@ class Puller:
             return
         if held := self._still_held(claimed):
             held.expected = len(intake.tasks)
+            held.is_taken_in = True
             self._publisher.say(claimed.lease, intake.accepted)
             for task in intake.tasks:
                 self._engine.submit(task)

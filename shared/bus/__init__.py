@@ -17,7 +17,7 @@ from shared.bus.keys import Keys
 from shared.bus.lease import LeaseKeeper
 from shared.bus.outbox import Outbox, OutboxRow
 from shared.bus.presence import ModelCard, Presence, SlotState, WorkerState
-from shared.bus.queue import Chunk, Claimed, Lease, Queue, Receipt, Verdict, Wake, Wanted
+from shared.bus.queue import Chunk, Claimed, JobPage, Lease, Queue, Receipt, Verdict, Wake, Wanted
 from shared.bus.script import ask
 from shared.bus.subscriber import Subscriber
 from shared.bus.tokenlog import LogEvent, Reader, TokenLog
@@ -28,6 +28,7 @@ __all__ = [
     "Chunk",
     "Claimed",
     "EmbeddedServer",
+    "JobPage",
     "Lease",
     "LeaseKeeper",
     "LogEvent",

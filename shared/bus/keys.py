@@ -67,6 +67,14 @@ class Keys:
     def lanes(self, partition: int) -> str:
         return f"{self.prefix(partition)}lanes"
 
+    def beats(self, partition: int) -> str:
+        """When each worker was heard last."""
+        return f"{self.prefix(partition)}beats"
+
+    def index(self, partition: int, tenant: str) -> str:
+        """A tenant's jobs by their age."""
+        return f"{self.prefix(partition)}jobs:{part(tenant)}"
+
     def idempotency(self, partition: int, tenant: str, key: str) -> str:
         return f"{self.prefix(partition)}idem:{part(tenant)}:{part(key)}"
 

@@ -19,7 +19,7 @@ from redis import Redis
 from redis.exceptions import NoScriptError, RedisError
 
 from shared.bus.connect import blocking_client
-from shared.bus.keys import Keys
+from shared.bus.keys import Keys, part
 from shared.bus.queue import Lease
 from shared.bus.script import script
 from shared.jobs import partition_of
@@ -39,7 +39,9 @@ class _Held:
 
 
 class LeaseKeeper:
-    """`on_cancel` gets a job's id and `on_lost` a lease, once each, on the keeper's thread; they must not block.
+    """Says that `worker_id` lives, also when it holds nothing: a worker that is heard has not died with its jobs.
+
+    `on_cancel` gets a job's id and `on_lost` a lease, once each, on the keeper's thread; they must not block.
 
     A lost lease is dropped by itself. `hold` and `drop` may be called from any thread.
     """
@@ -47,12 +49,14 @@ class LeaseKeeper:
     def __init__(
         self,
         settings: BusSettings,
+        worker_id: str,
         *,
         is_alive: Callable[[], bool],
         on_cancel: Callable[[str], None],
         on_lost: Callable[[Lease], None],
     ) -> None:
         self._keys = Keys(settings.namespace, settings.partitions)
+        self._worker = part(worker_id)
         self._lease_s = settings.lease_s
         self._beat_s = settings.lease_s / BEATS_IN_A_LEASE
         self._client: Redis = blocking_client(settings, f"lease-{os.getpid()}", timeout_s=2 * self._beat_s)
@@ -93,7 +97,7 @@ class LeaseKeeper:
             self._held.pop(job_id, None)
 
     def _run(self) -> None:
-        due = time.monotonic() + self._beat_s
+        due = 0.0
         while not self._stopped.wait(max(0.0, due - time.monotonic())):
             due = time.monotonic() + self._beat_s
             try:
@@ -104,7 +108,7 @@ class LeaseKeeper:
     def _beat(self) -> None:
         with self._lock:
             held = list(self._held.values())
-        if held and self._is_alive():
+        if self._is_alive():
             try:
                 self._renew(held)
             except (RedisError, OSError) as error:
@@ -113,12 +117,12 @@ class LeaseKeeper:
 
     def _renew(self, held: list[_Held]) -> None:
         """All of a partition in one call."""
-        by_partition: dict[int, list[_Held]] = {}
+        by_partition: dict[int, list[_Held]] = {partition: [] for partition in range(self._keys.partitions)}
         for each in held:
-            by_partition.setdefault(partition_of(each.lease.job_id), []).append(each)
-        for group in by_partition.values():
+            by_partition[partition_of(each.lease.job_id)].append(each)
+        for partition, group in by_partition.items():
             sent_at = time.monotonic()
-            for each, verdict in zip(group, self._verdicts(group), strict=True):
+            for each, verdict in zip(group, self._verdicts(partition, group), strict=True):
                 if verdict == b"lost":
                     self._lose(each)
                     continue
@@ -127,12 +131,12 @@ class LeaseKeeper:
                     each.is_cancel_told = True
                     self._on_cancel(each.lease.job_id)
 
-    def _verdicts(self, group: list[_Held]) -> list[bytes]:
+    def _verdicts(self, partition: int, group: list[_Held]) -> list[bytes]:
         renew = script("renew")
         leases = [each.lease for each in group]
         call = renew.call(
-            [self._keys.job(lease.job_id) for lease in leases],
-            [leases[0].worker, *(lease.token for lease in leases)],
+            [self._keys.beats(partition), *(self._keys.job(lease.job_id) for lease in leases)],
+            [self._worker, round(self._lease_s * 1000), *(lease.token for lease in leases)],
         )
         try:
             return self._client.execute_command(*call)  # type: ignore[no-any-return, no-untyped-call]

@@ -26,9 +26,9 @@ from shared.bus.connect import Link, Reply
 from shared.bus.keys import Keys, part, partition_for
 from shared.bus.script import ask, run, script
 from shared.bus.subscriber import Subscriber
-from shared.errors import BusUnavailable, IdempotencyConflict, QueueFull, UnknownJob
-from shared.events import Accepted, Finished, Progress, Tokens
-from shared.jobs import Generation, Job, JobRecord, JobStatus, Lane, new_job_id, partition_of
+from shared.errors import BusUnavailable, IdempotencyConflict, QueueFull, UnknownJob, Unreadable
+from shared.events import Accepted, Failure, Finished, Progress, Tokens
+from shared.jobs import VERSION, Generation, Job, JobRecord, JobStatus, Lane, new_job_id, partition_of
 from shared.settings import BusSettings
 
 TRIES = 4
@@ -39,6 +39,9 @@ UNKNOWN_LENGTH = 512
 
 RATE_WINDOW_S = 30.0
 """Over which `finish.lua` smooths the rate of endings."""
+
+PAGE_STEP, PAGE_STEPS = 100, 50
+"""Jobs that a listing looks at in one round, and how many rounds it takes for one page at most."""
 
 TOKENS: TypeAdapter[tuple[Tokens, ...]] = TypeAdapter(tuple[Tokens, ...])
 """The events of one log entry."""
@@ -60,6 +63,12 @@ class Wanted(NamedTuple):
     """Jobs of the worker's own stream."""
     interactive: int
     bulk: int
+    suspects: int = 1
+    """Of all these, jobs that a worker has died with. Two in one worker could not be told apart at its death."""
+
+    @property
+    def is_nothing(self) -> bool:
+        return not (self.quick or self.interactive or self.bulk)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +98,9 @@ class Claimed:
     attempt: int
     """1 the first time. What was given back does not count."""
     deaths: int
-    """How often a worker fell silent with this job; after one, decode it apart from others."""
+    """How often a worker fell silent with this job. The third time ends it."""
+    n_events: int
+    """Events that its log has from earlier attempts."""
     enqueued_at: float
     deadline_at: float
     now: float
@@ -113,6 +124,15 @@ class Verdict(Enum):
     """It was written, and somebody asked to cancel the job."""
     LOST = "lost"
     """Nothing was written: the lease has gone to somebody else, or the job has ended."""
+
+
+class JobPage(NamedTuple):
+    """Some of a tenant's jobs, newest first."""
+
+    records: list[JobRecord]
+    has_more: bool
+    last_id: str | None
+    """The job behind which the next page begins."""
 
 
 class Wake(NamedTuple):
@@ -205,7 +225,7 @@ class Queue:
         replies = await run(self._link, append, calls, tries=TRIES) if calls else []
         return [Verdict(reply.decode()) for reply in replies]
 
-    async def finish(self, lease: Lease, finished: Finished, first_event: int) -> bool:
+    async def finish(self, lease: Lease, finished: Finished, first_event: int, *, why_dead: str = "") -> bool:
         """Ends a job. `first_event` is the number after its last event. False: the lease was lost, or the log does
         not end there, and nothing was written.
 
@@ -221,6 +241,7 @@ class Queue:
                 finished.status,
                 finished.to_json(),
                 first_event,
+                why_dead,
             ),
         )
         [reply] = await run(self._link, finish, [call], tries=TRIES)
@@ -268,6 +289,28 @@ class Queue:
             position, eta_s = await self._outlook(partition_of(job_id), fields)
         return _record(job_id, fields, position, eta_s)
 
+    async def page(
+        self, tenant: str, *, status: JobStatus | None = None, limit: int = 20, after: str | None = None
+    ) -> JobPage:
+        """A tenant's durable jobs, newest first, beginning behind the job `after`.
+
+        A page may be short, or empty, and yet not the last: a search for a rare status pauses after some thousand jobs.
+        Raises UnknownJob when `after` is no job of the tenant, and BusUnavailable.
+        """
+        before = await self._place(tenant, after) if after is not None else _NEWEST
+        records: list[JobRecord] = []
+        for _ in range(PAGE_STEPS):
+            places = await self._older(tenant, before)
+            matching = await self._matching(places, status)
+            found = await asyncio.gather(*map(self.record, matching[: limit + 1 - len(records)]))
+            records += [record for record in found if record is not None]
+            if len(records) > limit:
+                return JobPage(records[:limit], True, records[limit - 1].id)
+            if len(places) < PAGE_STEP:
+                return JobPage(records, False, records[-1].id if records else None)
+            before = places[-1]
+        return JobPage(records, True, before.job_id)
+
     async def reap(self) -> int:
         """Ends overdue jobs that nobody holds, forgets silent consumers and clears empty lanes away. Returns the number
         of jobs ended. Anybody may call it at any time. Raises BusUnavailable."""
@@ -311,6 +354,7 @@ class Queue:
             keys.due(partition),
             keys.lanes(partition),
             keys.turn(partition, job.model, job.lane),
+            keys.index(partition, job.tenant),
         ]
         if idempotency_key is not None:
             names.append(keys.idempotency(partition, job.tenant, idempotency_key))
@@ -341,6 +385,7 @@ class Queue:
             job.endpoint,
             json.dumps(job.metadata) if job.metadata else "",
             "1" if job.is_durable else "0",
+            VERSION,
         ]
 
     async def _claim(self, worker_id: str, model: str, wanted: Wanted, sweep: bool) -> list[Claimed]:
@@ -354,7 +399,7 @@ class Queue:
                 # Two rounds: nobody's bulk goes before a person's job that waits in another partition.
                 left = await self._claim_around(worker_id, model, wanted._replace(bulk=0), sweep, claimed)
                 n_interactive = wanted.interactive - left.interactive
-                bulk = Wanted(0, 0, max(0, wanted.bulk - n_interactive))
+                bulk = Wanted(0, 0, max(0, wanted.bulk - n_interactive), left.suspects)
                 await self._claim_around(worker_id, model, bulk, sweep, claimed)
         except BusUnavailable:
             if not claimed:
@@ -366,7 +411,7 @@ class Queue:
     ) -> Wanted:
         """From all partitions into `claimed`, beginning with another one each time; returns what is wanted still."""
         for step in range(self._keys.partitions):
-            if not any(wanted):
+            if wanted.is_nothing:
                 break
             partition = (self._turn + step) % self._keys.partitions
             found, wanted = await self._claim_from(partition, worker_id, model, wanted, sweep)
@@ -387,18 +432,80 @@ class Queue:
                 round(self._settings.lease_s * 1000),
                 "1" if sweep else "0",
                 *wanted,
+                VERSION,
             ),
         )
         while True:
-            [[now_ms, is_more, n_own, n_interactive, n_bulk, n_waiting, rows]] = await run(self._link, claim, [call])
+            [reply] = await run(self._link, claim, [call])
+            now_ms, is_more, n_own, n_interactive, n_bulk, n_suspects, n_waiting, rows = reply
             if rows or not is_more:
                 break
         left = Wanted(
             wanted.quick - n_own,
             wanted.interactive - n_interactive,
             max(0, wanted.bulk - n_interactive - n_bulk),
+            wanted.suspects - n_suspects,
         )
-        return [claimed for row in rows if (claimed := _claimed(row, now_ms, n_waiting))], left
+        return [claimed for row in rows if (claimed := await self._read(row, now_ms, n_waiting))], left
+
+    async def _read(self, row: list[Reply], now_ms: int, n_waiting: int) -> Claimed | None:
+        """A job as it was handed out; None when it cannot be read, after which it has ended."""
+        job_id, request, token, attempt, deaths, n_events, created_ms, deadline_ms = row
+        lease = Lease(job_id.decode(), token.decode())
+        try:
+            job = Job.model_validate_json(request or b"")
+        except ValidationError as error:
+            log.warning("a job cannot be read", job_id=lease.job_id, error=str(error))
+            failure = Failure.of(Unreadable("What is stored of the job cannot be read."))
+            with suppress(BusUnavailable):  # then its lease runs out, and the next one ends it
+                await self.finish(lease, Finished(status="failed", failure=failure), n_events + 1, why_dead=str(error))
+            return None
+        return Claimed(
+            job=job,
+            lease=lease,
+            attempt=attempt,
+            deaths=deaths,
+            n_events=n_events,
+            enqueued_at=int(created_ms) / 1000,
+            deadline_at=int(deadline_ms) / 1000,
+            now=now_ms / 1000,
+            n_waiting=n_waiting,
+        )
+
+    async def _place(self, tenant: str, job_id: str) -> _Place:
+        record = await self.record(job_id)
+        if record is None or record.tenant != tenant:
+            raise UnknownJob(f"There is no job {job_id!r}.")
+        return _Place(round(record.created_at * 1000), job_id)
+
+    async def _older(self, tenant: str, before: _Place) -> list[_Place]:
+        """The PAGE_STEP youngest of a tenant's jobs that are older, youngest first."""
+        partitions = range(self._keys.partitions)
+        found = await asyncio.gather(*(self._older_in(self._keys.index(each, tenant), before) for each in partitions))
+        return sorted((place for places in found for place in places), reverse=True)[:PAGE_STEP]
+
+    async def _older_in(self, index: str, before: _Place) -> list[_Place]:
+        found: list[_Place] = []
+        offset = 0
+        while True:
+            query = ("ZREVRANGEBYSCORE", index, before.created_ms, "-inf", "WITHSCORES", "LIMIT", offset, PAGE_STEP)
+            [flat] = await ask(self._link, [query])
+            places = [_Place(int(ms), name.decode()) for name, ms in zip(flat[::2], flat[1::2], strict=True)]
+            found += [place for place in places if place < before]
+            if len(places) < PAGE_STEP or len(found) >= PAGE_STEP:
+                return found
+            offset += PAGE_STEP  # many were made in one millisecond
+
+    async def _matching(self, places: Sequence[_Place], status: JobStatus | None) -> list[str]:
+        """The ids of those that still exist, and have the status that is asked for."""
+        if not places:
+            return []
+        states = await ask(self._link, [("HGET", self._keys.job(place.job_id), "status") for place in places])
+        return [
+            place.job_id
+            for place, state in zip(places, states, strict=True)
+            if state is not None and (status is None or state.decode() == status)
+        ]
 
     async def _outlook(self, partition: int, fields: dict[str, Reply]) -> tuple[int | None, float | None]:
         """(position, seconds until it runs) of a queued job. An estimate: tenants take turns, so a job with n of its
@@ -449,6 +556,16 @@ _RECORD_FIELDS = (
     "metadata",
     "result",
 )
+
+
+class _Place(NamedTuple):
+    """Where a job stands among its tenant's: by its time, and by its id among those of one millisecond."""
+
+    created_ms: float
+    job_id: str
+
+
+_NEWEST = _Place(math.inf, "")
 _RATE_FIELDS = ("done", "done_ms", "done_since_ms")
 
 
@@ -470,27 +587,6 @@ def _record(job_id: str, fields: dict[str, Reply], position: int | None, eta_s: 
         body=fields["body"].decode() or None,
         metadata=json.loads(fields["metadata"]) if fields["metadata"] else {},
         finished=Finished.from_json(fields["result"]) if fields["result"] else None,
-    )
-
-
-def _claimed(row: list[Reply], now_ms: int, n_waiting: int) -> Claimed | None:
-    job_id, request, token, attempt, deaths, created_ms, deadline_ms = row
-    try:
-        job = Job.model_validate_json(request)
-    except ValidationError as error:
-        # A newer API may speak of what this worker does not know. Left alone, it goes to another worker after one
-        # lease, and to the dead after three.
-        log.warning("a job cannot be read", job_id=job_id.decode(), error=str(error))
-        return None
-    return Claimed(
-        job=job,
-        lease=Lease(job.id, token.decode()),
-        attempt=attempt,
-        deaths=deaths,
-        enqueued_at=int(created_ms) / 1000,
-        deadline_at=int(deadline_ms) / 1000,
-        now=now_ms / 1000,
-        n_waiting=n_waiting,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from shared.bus import Claimed, Lease
@@ -13,7 +15,7 @@ from worker.held import Held, HeldJobs
 
 def held(lane: Lane = Lane.INTERACTIVE, expected: int = 1) -> Held:
     job = Job(id="job_0_00", model="m", request=Completion(prompt="Hi"), lane=lane)
-    claimed = Claimed(job, Lease(job.id, "w:1:x"), attempt=1, deaths=0, enqueued_at=0, deadline_at=9, now=1)
+    claimed = Claimed(job, Lease(job.id, "w:1:x"), attempt=1, deaths=0, n_events=0, enqueued_at=0, deadline_at=9, now=1)
     return Held(claimed, expected=expected)
 
 
@@ -101,3 +103,32 @@ async def test_a_freed_job_is_told_of_once() -> None:
     assert jobs.remove("job_0_00") and not jobs.remove("job_0_00")
     assert freed == [0]
     await jobs.wait_empty()
+
+
+def suspect(deaths: int) -> Held:
+    job = held()
+    job.claimed = dataclasses.replace(job.claimed, deaths=deaths)
+    return job
+
+
+def test_who_died_with_a_worker_once_is_trusted_again_at_its_next_token() -> None:
+    jobs, cleared = HeldJobs(), []
+    jobs.on_cleared = lambda: cleared.append(jobs.has_suspect)
+    jobs.add(job := suspect(deaths=1))
+    jobs.hear(job, Accepted(prompt_tokens=3, n_ctx=8))
+    assert jobs.has_suspect and not cleared
+    for text in ("a", "b"):
+        jobs.hear(job, said(text))
+    assert not jobs.has_suspect and cleared == [False]
+    jobs.remove(job.job.id)
+    assert cleared == [False]
+
+
+def test_who_died_twice_stays_a_suspect_to_its_end() -> None:
+    jobs, cleared = HeldJobs(), []
+    jobs.on_cleared = lambda: cleared.append(jobs.has_suspect)
+    jobs.add(job := suspect(deaths=2))
+    jobs.hear(job, said("a"))
+    assert jobs.has_suspect and not cleared
+    jobs.remove(job.job.id)
+    assert cleared == [False]

@@ -87,3 +87,12 @@ async def test_bulk_is_sent_as_a_checkpoint_and_all_of_it_when_the_publisher_clo
         for number in range(10):
             publisher.post([(key(job), said(number, str(number)))])
     assert await logged(bus, job) == [(number + 1, str(number)) for number in range(10)]
+
+
+async def test_a_job_is_cancelled_while_its_prompt_is_still_being_read(bus: Bus) -> None:
+    job = await claimed_job(bus)
+    async with publishing(bus, job) as publisher:
+        publisher.cancel("job_0_unknown")
+        publisher.cancel(job.job.id)
+    record = await bus.queue.record(job.job.id)
+    assert record and record.status is JobStatus.CANCELLED

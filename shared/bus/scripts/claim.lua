@@ -1,63 +1,91 @@
 #!lua flags=allow-oom
 -- claim: hands out the jobs of silent workers and waiting ones.
 -- Invariant: a job that is handed out is running under a lease that nobody else has ever had; never more are handed
--- out than asked for. Cancelled, expired and vanished jobs end here.
--- uses: clock ending
+-- out than asked for, and never more that a worker has died with. Cancelled, expired and vanished jobs end here.
+-- uses: clock ending putback
 local load = KEYS[1]
 local prefix, model, worker, nonce = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local lease_ms, is_sweep = tonumber(ARGV[5]), ARGV[6] == '1'
 local quick, interactive, bulk = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
+local suspects = tonumber(ARGV[10]) -- jobs that a worker has died with, in all lanes together
+local version = tonumber(ARGV[11]) -- the newest kind of request that the worker can read
 
 local MOST_DEATHS = 3
-local DEAD_ROWS = 10000
 
 local now = clock()
 local handed = {}
 local looks = 1000 -- entries looked at in one call: a script makes everybody wait
+local cleared = 0 -- of them, what is gone now
 
 local function discard(stream, entry)
   redis.call('XACK', stream, 'workers', entry)
   redis.call('XDEL', stream, entry)
+  cleared = cleared + 1
 end
 
-local function bury(id, deaths, last_worker, tenant)
-  local why = deaths .. ' workers died while they had it'
-  redis.call(
-    'XADD', prefix .. 'dead', 'MAXLEN', '~', DEAD_ROWS, '*', 'job', id, 'model', model, 'tenant', tenant, 'worker',
-    last_worker, 'why', why)
-  end_job(prefix, id, now, 'failed', without_answer('failed', 'worker_died', 'The job was given up: ' .. why .. '.'))
+local function end_without_answer(id, status, code, message)
+  end_job(prefix, id, now, status, without_answer(status, code, message))
+  cleared = cleared + 1
+end
+
+-- What became of a worker whose lease has run out: 'alive' (it never knew of the lease, or was held up), 'silent', or
+-- 'unheard' while the server itself has only just begun to hear anybody.
+local function fate_of(worker_before)
+  local heard, last, since = unpack(redis.call('HMGET', prefix .. 'beats', worker_before, '@last', '@since'))
+  if heard and math.abs(now - heard) < lease_ms then
+    return 'alive'
+  elseif last and (math.abs(now - last) > lease_ms / 2 or math.abs(now - since) < lease_ms * 3 / 5) then
+    return 'unheard'
+  end
+  return 'silent'
 end
 
 -- Gives the job of a delivered entry to this worker, if it still wants doing. True when it was handed out.
 local function hand_out(stream, entry, id, is_lost)
   looks = looks - 1
   local key = prefix .. 'job:' .. id
-  local status, known, request, created, deadline, deaths, cancel, queue, tenant, held_by, log_keep_ms = unpack(
-    redis.call(
-      'HMGET', key, 'status', 'entry', 'job', 'created_ms', 'deadline_ms', 'deaths', 'cancel', 'queue', 'tenant',
-      'worker', 'log_keep_ms'))
+  local status, known, request, newness, created, deadline, deaths, cancel, queue, tenant, held_by, events, log_keep_ms =
+    unpack(redis.call(
+      'HMGET', key, 'status', 'entry', 'job', 'version', 'created_ms', 'deadline_ms', 'deaths', 'cancel', 'queue',
+      'tenant', 'worker', 'events', 'log_keep_ms'))
   if known ~= entry or (status ~= 'queued' and status ~= 'running') then
     discard(stream, entry)
     return false
   end
 
-  local is_dead = status == 'running'
-  if is_dead and not is_lost then
+  local is_lapsed = status == 'running'
+  if is_lapsed and not is_lost then
     -- Delivered anew although somebody has it: the group was made again. Its holder's next renewal takes the entry
     -- back; should there be none, a sweep finds it after one lease.
     return false
   end
-  if is_dead then
-    deaths = redis.call('HINCRBY', key, 'deaths', 1)
-  end
   if cancel then
-    end_job(prefix, id, now, 'cancelled', without_answer('cancelled', 'cancelled', 'The job was cancelled.'))
+    end_without_answer(id, 'cancelled', 'cancelled', 'The job was cancelled.')
     return false
   elseif now >= tonumber(deadline) then
-    end_job(prefix, id, now, 'expired', without_answer('expired', 'expired', 'The deadline passed.'))
+    end_without_answer(id, 'expired', 'expired', 'The deadline passed.')
     return false
-  elseif tonumber(deaths) >= MOST_DEATHS then
-    bury(id, deaths, held_by, tenant)
+  end
+
+  deaths = tonumber(deaths)
+  local fate = is_lapsed and fate_of(held_by)
+  if fate == 'unheard' then
+    return false -- a later sweep will know
+  elseif fate == 'silent' then
+    deaths = redis.call('HINCRBY', key, 'deaths', 1)
+  end
+  if deaths >= MOST_DEATHS then
+    local why = deaths .. ' workers died while they had it'
+    bury(prefix, id, model, tenant, held_by, why)
+    end_without_answer(id, 'failed', 'worker_died', 'The job was given up: ' .. why .. '.')
+    return false
+  elseif tonumber(newness or 1) > version or (deaths > 0 and suspects <= 0) then
+    -- Not for this worker, or not now.
+    if is_lapsed then
+      put_back(prefix, key, worker)
+    elseif not is_lost then
+      redis.call('XCLAIM', stream, 'workers', worker, 0, entry, 'IDLE', AGES_MS, 'JUSTID')
+    end
     return false
   end
 
@@ -69,24 +97,28 @@ local function hand_out(stream, entry, id, is_lost)
   -- From here on the log refuses the ids of earlier attempts, whatever they believe.
   redis.call('XADD', prefix .. 'log:' .. id, epoch .. '-0', 'attempt', attempt)
   redis.call('PEXPIREAT', prefix .. 'log:' .. id, deadline + log_keep_ms)
-  if not is_dead then
+  if deaths > 0 then
+    suspects = suspects - 1
+  end
+  if not is_lapsed then
     redis.call('HINCRBY', load, 'queued:' .. queue, -1)
     redis.call('HINCRBY', load, 'queued:' .. queue .. ':' .. tenant, -1)
   end
-  handed[#handed + 1] = {id, request, lease, attempt, tonumber(deaths), created, deadline}
+  handed[#handed + 1] = {id, request, lease, attempt, deaths, tonumber(events), created, deadline}
   return true
 end
 
 -- Jobs of one stream that were given back, or whose worker let a whole lease go by. Returns how many were handed out.
 local function take_lost(stream, room)
-  local taken = 0
+  local taken, from = 0, '-'
   while taken < room and looks > 0 do
-    local rows = redis.pcall('XPENDING', stream, 'workers', 'IDLE', lease_ms, '-', '+', room - taken)
+    local rows = redis.pcall('XPENDING', stream, 'workers', 'IDLE', lease_ms, from, '+', room - taken)
     if rows.err or #rows == 0 then
       break -- an error: there is no such group yet, so nothing was ever delivered
     end
     for _, row in ipairs(rows) do
       local entry = row[1]
+      from = '(' .. entry
       local found = redis.call('XRANGE', stream, entry, entry)[1]
       if not found or found[2][1] ~= 'job' then
         discard(stream, entry)
@@ -188,8 +220,10 @@ local function take(lane, room)
   return taken
 end
 
+local most_suspects = suspects
 local n_own = take_own(quick)
 local n_interactive = take('interactive', interactive)
 local n_bulk = take('bulk', bulk - n_interactive) -- they share slots: what a person got, bulk does not get
 local n_waiting = tonumber(redis.call('HGET', load, 'queued:bulk') or 0)
-return {now, looks <= 0 and 1 or 0, n_own, n_interactive, n_bulk, n_waiting, handed}
+local is_more = looks <= 0 and cleared > 0
+return {now, is_more and 1 or 0, n_own, n_interactive, n_bulk, most_suspects - suspects, n_waiting, handed}

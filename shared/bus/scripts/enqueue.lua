@@ -4,12 +4,21 @@
 -- The only script that is refused when memory is full.
 -- uses: clock
 local job, load, stream, due, lanes = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local turn, idem = KEYS[6], KEYS[7] -- idem: only with an idempotency key
+local turn, index, idem = KEYS[6], KEYS[7], KEYS[8] -- idem: only with an idempotency key
 local id, model, lane, tenant, cost = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local life_ms, keep_ms, log_keep_ms = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 local most, most_of_tenant = tonumber(ARGV[9]), tonumber(ARGV[10])
 local wake, fingerprint, is_own = ARGV[11], ARGV[12], ARGV[13] == '1' -- own: for one worker, not for a lane
 local request, body, endpoint, metadata, durable = ARGV[14], ARGV[15], ARGV[16], ARGV[17], ARGV[18]
+local version = ARGV[19]
+
+local jobs = string.sub(job, 1, -#id - 1)
+
+-- A key of many jobs lives as long as the longest of them.
+local function keep_until(key, ms)
+  redis.call('PEXPIREAT', key, ms, 'NX')
+  redis.call('PEXPIREAT', key, ms, 'GT')
+end
 
 if redis.call('EXISTS', job) == 1 then
   return {'new', id} -- said again because our reply was lost
@@ -17,7 +26,7 @@ end
 if idem then
   local owner, made_of = string.match(redis.call('GET', idem) or '', '^(%S+) (%S+)$')
   -- A job that is gone has set its key free.
-  if owner and redis.call('EXISTS', string.sub(job, 1, -#id - 1) .. owner) == 1 then
+  if owner and redis.call('EXISTS', jobs .. owner) == 1 then
     return {made_of == fingerprint and 'known' or 'conflict', owner}
   end
 end
@@ -43,20 +52,30 @@ redis.call('HINCRBY', load, 'queued:' .. queue, 1)
 local ticket = is_own and 0 or redis.call('HINCRBY', load, 'added:' .. lane .. ':' .. tenant, 1)
 
 redis.call(
-  'HSET', job, 'status', 'queued', 'job', request, 'body', body, 'endpoint', endpoint, 'metadata', metadata,
-  'durable', durable, 'model', model, 'lane', lane, 'queue', queue, 'tenant', tenant, 'cost', cost,
-  'stream', stream, 'entry', entry, 'ticket', ticket, 'attempts', 0, 'deaths', 0, 'epoch', 0, 'events', 0, 'created_ms', now, 'deadline_ms', deadline,
-  'keep_ms', keep_ms, 'log_keep_ms', log_keep_ms)
+  'HSET', job, 'status', 'queued', 'job', request, 'version', version, 'body', body, 'endpoint', endpoint,
+  'metadata', metadata, 'durable', durable, 'model', model, 'lane', lane, 'queue', queue, 'tenant', tenant,
+  'cost', cost, 'stream', stream, 'entry', entry, 'ticket', ticket, 'attempts', 0, 'deaths', 0, 'epoch', 0,
+  'events', 0, 'created_ms', now, 'deadline_ms', deadline, 'keep_ms', keep_ms, 'log_keep_ms', log_keep_ms)
 redis.call('PEXPIREAT', job, deadline + keep_ms)
 redis.call('ZADD', due, deadline, id)
 if idem then
   redis.call('SET', idem, id .. ' ' .. fingerprint, 'PXAT', deadline + keep_ms)
 end
 
+if durable == '1' then
+  redis.call('ZADD', index, now, id)
+  keep_until(index, deadline + keep_ms)
+  -- Each comer takes some of the gone along, so that the index stays as long as the list of jobs.
+  for _, other in ipairs(redis.call('ZRANDMEMBER', index, 3)) do
+    if redis.call('EXISTS', jobs .. other) == 0 then
+      redis.call('ZREM', index, other)
+    end
+  end
+end
+
 if is_own then
   -- The stream goes with its last job, should the worker never come back.
-  redis.call('PEXPIREAT', stream, deadline + keep_ms, 'NX')
-  redis.call('PEXPIREAT', stream, deadline + keep_ms, 'GT')
+  keep_until(stream, deadline + keep_ms)
 else
   redis.call('SADD', lanes, model .. ':' .. lane)
   if waiting == 1 then

@@ -5,10 +5,11 @@
 -- uses: clock ending
 local job = KEYS[1]
 local prefix, id, lease, status, result, first = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], tonumber(ARGV[6])
+local why_dead = ARGV[7] -- or empty
 local WINDOW_MS = 30000 -- over which the rate of endings is smoothed
 
-local held, was, events, model, finished_by = unpack(
-  redis.call('HMGET', job, 'lease', 'status', 'events', 'model', 'finished_by'))
+local held, was, events, model, tenant, worker, finished_by = unpack(
+  redis.call('HMGET', job, 'lease', 'status', 'events', 'model', 'tenant', 'worker', 'finished_by'))
 if finished_by == lease then
   return 1 -- said again because our reply was lost
 end
@@ -18,6 +19,9 @@ end
 
 local now = clock()
 redis.call('HSET', job, 'finished_by', lease)
+if why_dead ~= '' then
+  bury(prefix, id, model, tenant, worker, why_dead)
+end
 end_job(prefix, id, now, status, result)
 
 -- A counter that fades: divided by its window it is the rate in which jobs end.

@@ -92,7 +92,18 @@ local function tidy_lane(member)
   end
 end
 
+local function forget_silent_workers()
+  local beats = prefix .. 'beats'
+  local heard = redis.call('HGETALL', beats)
+  for i = 1, #heard, 2 do
+    if string.sub(heard[i], 1, 1) ~= '@' and now - heard[i + 1] > SILENCE_MS then
+      redis.call('HDEL', beats, heard[i])
+    end
+  end
+end
+
 local ended, looked_at = end_overdue()
+forget_silent_workers()
 for _, member in ipairs(redis.call('SMEMBERS', lanes)) do
   tidy_lane(member)
 end

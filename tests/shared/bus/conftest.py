@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pytest
 from redis.asyncio import Redis
 
-from shared.bus import Bus, Claimed, Lease, Wanted, open_bus
+from shared.bus import Bus, Claimed, Lease, LeaseKeeper, Wanted, open_bus
 from shared.bus.keys import Keys
 from shared.events import Tokens
 from shared.jobs import Completion, Job
@@ -18,6 +18,8 @@ from shared.settings import BusSettings
 Found = TypeVar("Found")
 
 ANY = Wanted(quick=8, interactive=64, bulk=64)
+MOST_PARTITIONS = 64
+"""Of any bus in these tests."""
 
 
 @pytest.fixture
@@ -29,7 +31,7 @@ async def bus(bus_settings: BusSettings) -> AsyncIterator[Bus]:
 @pytest.fixture
 async def behind(bus_settings: BusSettings) -> AsyncIterator[Behind]:
     async with Redis.from_url(bus_settings.redis_url.get_secret_value()) as client:
-        yield Behind(client, Keys(bus_settings.namespace, bus_settings.partitions))
+        yield Behind(client, Keys(bus_settings.namespace, MOST_PARTITIONS))
 
 
 class Behind:
@@ -46,6 +48,10 @@ class Behind:
     async def fields(self, job_id: str) -> dict[str, str]:
         found = await self.client.hgetall(self.keys.job(job_id))
         return {name.decode(): value.decode() for name, value in found.items()}
+
+    async def heard(self, worker: str) -> bool:
+        """Whether the worker has ever said that it lives."""
+        return bool(await self.client.hexists(self.keys.beats(0), worker))
 
     async def let_lease_run_out(self, job_id: str) -> None:
         """As if its worker had been silent for a day."""
@@ -80,6 +86,11 @@ async def queued(bus: Bus, **fields: Any) -> Job:
     job = a_job(bus, **fields)
     await bus.queue.enqueue(job)
     return job
+
+
+def keeper(settings: BusSettings, worker: str) -> LeaseKeeper:
+    """A living worker, as far as the bus can tell. To be entered."""
+    return LeaseKeeper(settings, worker, is_alive=lambda: True, on_cancel=lambda _: None, on_lost=lambda _: None)
 
 
 async def claimed(bus: Bus, worker: str = "w1", *, sweep: bool = False) -> Claimed:

@@ -113,7 +113,6 @@ async def test_every_job_ends_once_with_every_token_once(
     bus_settings: BusSettings, behind: Behind, partitions: int, seed: int
 ) -> None:
     settings = bus_settings.model_copy(update={"lease_s": LEASE_S, "partitions": partitions})
-    behind.keys = type(behind.keys)(settings.namespace, partitions)
     async with open_bus(settings, name="test") as bus:
         run = Run(bus, behind, seed, is_fenced=True)
         for seen, job_id in zip(await run.play(), run.jobs, strict=True):

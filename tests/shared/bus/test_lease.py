@@ -57,13 +57,21 @@ def keeper(bus_settings: BusSettings, told: Told) -> Iterator[LeaseKeeper]:
         yield opened
 
 
-def keeper_of(settings: BusSettings, told: Told) -> LeaseKeeper:
+def keeper_of(settings: BusSettings, told: Told, worker_id: str = "w1") -> LeaseKeeper:
     return LeaseKeeper(
         settings,
+        worker_id,
         is_alive=lambda: told.is_engine_alive,
         on_cancel=told.on_cancel,
         on_lost=told.on_lost,
     )
+
+
+@pytest.fixture
+def thief(bus_settings: BusSettings) -> Iterator[LeaseKeeper]:
+    """Another worker that lives: without one, nobody could say that a silent one is dead."""
+    with keeper_of(bus_settings, Told(), "thief") as opened:
+        yield opened
 
 
 async def over(seconds: float, bus: Bus, **claim: Any) -> list[Any]:
@@ -101,6 +109,7 @@ async def test_a_dropped_lease_runs_out(bus: Bus, keeper: LeaseKeeper, told: Tol
     assert told.lost == []
 
 
+@pytest.mark.usefixtures("thief")
 async def test_a_hung_engine_loses_its_leases(bus: Bus, keeper: LeaseKeeper, told: Told) -> None:
     await queued(bus)
     lease = (await claimed(bus)).lease
@@ -179,7 +188,7 @@ async def test_a_callback_that_fails_stops_no_renewals(bus: Bus, bus_settings: B
     async def is_told() -> bool:
         return news.is_set()
 
-    with LeaseKeeper(bus_settings, is_alive=lambda: True, on_cancel=fail, on_lost=fail) as keeper:
+    with LeaseKeeper(bus_settings, "w1", is_alive=lambda: True, on_cancel=fail, on_lost=fail) as keeper:
         gone = await queued(bus)
         keeper.hold((await claimed(bus)).lease)
         await behind.client.delete(behind.keys.job(gone.id))

@@ -15,7 +15,7 @@ from shared.errors import BusUnavailable
 from shared.events import Finished
 from shared.jobs import JobStatus
 from shared.settings import BusSettings
-from tests.shared.bus.conftest import ANY, Behind, a_job, claimed, queued, tokens
+from tests.shared.bus.conftest import ANY, Behind, a_job, claimed, eventually, keeper, queued, tokens
 
 SUCCEEDED = Finished(status="succeeded")
 
@@ -148,17 +148,22 @@ async def test_a_cancel_whose_reply_was_lost_is_still_one_ending(cutter: tuple[C
     assert len(await behind.log(job.id)) == 1
 
 
-async def test_jobs_claimed_into_the_void_come_back_by_their_leases(cutter: tuple[Cutter, Bus], behind: Behind) -> None:
+async def test_jobs_claimed_into_the_void_come_back_by_their_leases_and_nobody_has_died(
+    cutter: tuple[Cutter, Bus], bus_settings: BusSettings, behind: Behind
+) -> None:
     cut, bus = cutter
     jobs = {(await queued(bus)).id for _ in range(3)}
     cut.n_to_cut = 1
     with pytest.raises(BusUnavailable):
         await bus.queue.claim("w1", "m", Wanted(0, 2, 2))
     [waiting] = await bus.queue.claim("w1", "m", ANY)
-    for job_id in jobs:
-        await behind.let_lease_run_out(job_id)
-    claims = await bus.queue.claim("w2", "m", ANY, sweep=True)
+    with keeper(bus_settings, "w1"):
+        await eventually(lambda: behind.heard("w1"))
+        for job_id in jobs:
+            await behind.let_lease_run_out(job_id)
+        claims = await bus.queue.claim("w2", "m", ANY, sweep=True)
     assert {claim.job.id for claim in claims} == jobs
+    assert {claim.deaths for claim in claims} == {0}
     assert waiting.job.id in jobs
 
 

@@ -13,9 +13,9 @@ import pytest
 from shared.bus import Bus, Chunk, Lease, Verdict, Wanted, open_bus
 from shared.errors import BusUnavailable, IdempotencyConflict, QueueFull, UnknownJob
 from shared.events import Accepted, Failure, Finished, Progress
-from shared.jobs import Chat, Completion, Embedding, Job, JobStatus, Lane, new_job_id, partition_of
+from shared.jobs import VERSION, Chat, Completion, Embedding, Job, JobStatus, Lane, new_job_id, partition_of
 from shared.settings import BusSettings
-from tests.shared.bus.conftest import ANY, Behind, a_job, claimed, eventually, other_lease, queued, tokens
+from tests.shared.bus.conftest import ANY, Behind, a_job, claimed, eventually, keeper, other_lease, queued, tokens
 
 SUCCEEDED = Finished(status="succeeded")
 
@@ -240,14 +240,34 @@ class TestClaim:
         good = await queued(bus)
         assert (await claimed(bus)).job.id == good.id
 
-    async def test_a_request_that_cannot_be_read_goes_to_the_dead_at_last(self, bus: Bus, behind: Behind) -> None:
+    @pytest.mark.parametrize("request_", ['{"id": "x"}', "{", "", None])
+    async def test_a_request_that_cannot_be_read_goes_to_the_dead(
+        self, bus: Bus, behind: Behind, request_: str | None
+    ) -> None:
+        bad, good = await queued(bus, is_durable=True), await queued(bus)
+        if request_ is None:
+            await behind.client.hdel(behind.keys.job(bad.id), "job")
+        else:
+            await behind.client.hset(behind.keys.job(bad.id), "job", request_)
+        assert (await claimed(bus)).job.id == good.id
+        record = await bus.queue.record(bad.id)
+        assert record and record.failure and record.failure.code == "unreadable"
+        [(_, row)] = await behind.client.xrange(f"{behind.keys.prefix(0)}dead")
+        assert row[b"job"].decode() == bad.id and row[b"why"]
+        assert await behind.pending(bad.id) == 1  # the good one's
+        assert len(await bus.outbox.read()) == 1
+
+    async def test_a_job_of_a_newer_program_waits_for_a_newer_worker(
+        self, bus: Bus, behind: Behind, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         job = await queued(bus)
-        await behind.client.hset(behind.keys.job(job.id), "job", '{"id": "x"}')
-        for _ in range(3):
-            assert await bus.queue.claim("w1", "m", ANY, sweep=True) == []
-            await behind.let_lease_run_out(job.id)
-        assert await bus.queue.claim("w1", "m", ANY, sweep=True) == []
-        assert await status_of(bus, job.id) is JobStatus.FAILED
+        await behind.client.hset(behind.keys.job(job.id), "version", VERSION + 1)
+        for sweep in (False, True, True):
+            assert await bus.queue.claim("old", "m", ANY, sweep=sweep) == []
+        assert await status_of(bus, job.id) is JobStatus.QUEUED
+        monkeypatch.setattr("shared.bus.queue.VERSION", VERSION + 1)
+        claim = await claimed(bus, "new", sweep=True)
+        assert (claim.job.id, claim.attempt, claim.deaths) == (job.id, 1, 0)
 
 
 async def status_of(bus: Bus, job_id: str) -> JobStatus:
@@ -327,6 +347,71 @@ class TestLostLeases:
         assert await behind.field(job.id, "job")  # kept, to see what killed them
         assert await behind.pending(job.id) == 0
 
+    async def test_the_lapse_of_a_living_worker_is_no_death(
+        self, bus: Bus, bus_settings: BusSettings, behind: Behind
+    ) -> None:
+        job = await queued(bus)
+        with keeper(bus_settings, "w1"):
+            for attempt in range(1, 6):
+                claim = await claimed(bus, "w1", sweep=True)
+                assert (claim.attempt, claim.deaths) == (attempt, 0)
+                await eventually(lambda: behind.heard("w1"))
+                await behind.let_lease_run_out(job.id)
+
+    async def test_a_server_that_was_away_takes_nobodys_silence_for_death(
+        self, bus_settings: BusSettings, behind: Behind
+    ) -> None:
+        settings = bus_settings.model_copy(update={"lease_s": 0.5})
+        async with open_bus(settings, name="test") as bus:
+            job = await queued(bus)
+            with keeper(settings, "w1"), keeper(settings, "w2"):
+                first = await claimed(bus, "w1")
+                await eventually(lambda: behind.heard("w2"))
+            # Both were cut off, and only the second is heard again at once.
+            await asyncio.sleep(settings.lease_s)
+            with keeper(settings, "w2"):
+                await behind.let_lease_run_out(job.id)
+                assert await bus.queue.claim("w2", "m", ANY, sweep=True) == []
+                with keeper(settings, "w1"):
+                    again = await eventually(lambda: bus.queue.claim("w2", "m", ANY, sweep=True))
+            assert [(claim.attempt, claim.deaths) for claim in again] == [(2, 0)]
+            with keeper(settings, "w3"):
+                await asyncio.sleep(settings.lease_s)
+                await behind.let_lease_run_out(job.id)
+                [last] = await eventually(lambda: bus.queue.claim("w3", "m", ANY, sweep=True))
+            assert (last.attempt, last.deaths) == (3, 1)
+            assert first.lease.token != last.lease.token
+
+    async def test_one_worker_holds_one_suspect_at_a_time(self, wide: Bus, behind: Behind) -> None:
+        jobs = [await queued(wide, lane=(Lane.BULK, Lane.INTERACTIVE)[i % 2]) for i in range(6)]
+        assert len(await wide.queue.claim("w1", "m", ANY)) == 6
+        for job in jobs:
+            await behind.let_lease_run_out(job.id)
+        fresh = [await queued(wide) for _ in range(3)]
+        claims = await wide.queue.claim("w2", "m", ANY, sweep=True)
+        [suspect] = [claim for claim in claims if claim.deaths]
+        assert (suspect.deaths, suspect.attempt) == (1, 2)
+        assert {claim.job.id for claim in claims if not claim.deaths} == {job.id for job in fresh}
+        assert await wide.queue.claim("w2", "m", ANY._replace(suspects=0), sweep=True) == []
+        got = {suspect.job.id}
+        for worker in ("w3", "w4", "w5", "w6", "w2"):
+            [claim] = await wide.queue.claim(worker, "m", ANY, sweep=True)
+            assert (claim.deaths, claim.attempt) == (1, 2)  # set aside meanwhile, and not judged again
+            got.add(claim.job.id)
+        assert got == {job.id for job in jobs}
+
+    async def test_a_suspect_set_aside_is_as_good_as_queued(self, bus: Bus, behind: Behind) -> None:
+        jobs = [await queued(bus) for _ in range(2)]
+        await bus.queue.claim("w1", "m", ANY)
+        for job in jobs:
+            await behind.let_lease_run_out(job.id)
+        [first] = await bus.queue.claim("w2", "m", ANY, sweep=True)
+        [aside] = [job for job in jobs if job.id != first.job.id]
+        record = await bus.queue.record(aside.id)
+        assert record and (record.status, record.position, record.attempts) == (JobStatus.QUEUED, 1, 1)
+        assert (await bus.queue.cancel(aside.id)).status is JobStatus.CANCELLED
+        assert await behind.pending(first.job.id) == 1
+
     async def test_a_cancelled_or_late_job_of_a_dead_worker_ends_at_the_sweep(self, bus: Bus, behind: Behind) -> None:
         unwanted, late = await queued(bus), await queued(bus)
         assert len(await bus.queue.claim("w1", "m", ANY)) == 2
@@ -345,7 +430,7 @@ class TestLostLeases:
             await behind.let_lease_run_out(job_id)
         for _ in range(3):
             await queued(bus)
-        claims = await bus.queue.claim("w2", "m", Wanted(0, 4, 4), sweep=True)
+        claims = await bus.queue.claim("w2", "m", Wanted(0, 4, 4, suspects=4), sweep=True)
         assert len(claims) == 4
         assert {claim.job.id for claim in claims[:3]} == old
 
@@ -514,11 +599,9 @@ class TestReap:
         assert len(await wide.queue.claim("w1", "m", Wanted(0, 0, 0))) == 0
         claims = {claim.job.id: claim for claim in await wide.queue.claim("w1", "m", ANY)}
         assert set(claims) == {held.id, lost.id}
-        keys = type(behind.keys)(behind.keys.namespace, 4)
-        beyond = Behind(behind.client, keys)
         for job in (held, lost):
-            await beyond.let_deadline_pass(job.id)
-        await beyond.let_lease_run_out(lost.id)
+            await behind.let_deadline_pass(job.id)
+        await behind.let_lease_run_out(lost.id)
         assert await wide.queue.reap() == 1
         assert await status_of(wide, waiting.id) is JobStatus.EXPIRED
         assert await status_of(wide, lost.id) is JobStatus.EXPIRED
@@ -693,3 +776,55 @@ async def test_progress_alone_is_said_and_not_kept(bus: Bus, behind: Behind) -> 
 def test_a_lease_knows_its_worker_and_epoch() -> None:
     lease = Lease("job_0_a", "host%3A1:7:beef")
     assert (lease.worker, lease.epoch) == ("host%3A1", 7)
+
+
+class TestPages:
+    async def test_pages_hold_every_durable_job_of_a_tenant_once_newest_first(self, wide: Bus) -> None:
+        ids = [(await queued(wide, is_durable=True, tenant="t")).id for _ in range(25)]
+        await queued(wide, is_durable=True, tenant="other")
+        await queued(wide, tenant="t")
+        seen: list[str] = []
+        after, has_more = None, True
+        while has_more:
+            records, has_more, after = await wide.queue.page("t", limit=10, after=after)
+            seen += [record.id for record in records]
+            assert len(records) == 10 or not has_more
+        created = {job_id: (record.created_at, job_id) for job_id in ids if (record := await wide.queue.record(job_id))}
+        assert seen == sorted(ids, key=created.__getitem__, reverse=True)
+
+    async def test_many_of_one_millisecond_are_all_there(self, bus: Bus, behind: Behind) -> None:
+        ids = [(await queued(bus, is_durable=True)).id for _ in range(250)]
+        index = behind.keys.index(0, "default")
+        await behind.client.zadd(index, dict.fromkeys(ids, 5))
+        for job_id in ids:
+            await behind.client.hset(behind.keys.job(job_id), "created_ms", 5)
+        first = await bus.queue.page("default", limit=200)
+        second = await bus.queue.page("default", limit=200, after=first.last_id)
+        assert [record.id for record in first.records + second.records] == sorted(ids, reverse=True)
+        assert (first.has_more, second.has_more) == (True, False)
+
+    async def test_a_status_can_be_asked_for(self, bus: Bus) -> None:
+        jobs = [await queued(bus, is_durable=True) for _ in range(7)]
+        for job in jobs[::2]:
+            await bus.queue.cancel(job.id)
+        page = await bus.queue.page("default", status=JobStatus.CANCELLED)
+        assert [record.id for record in page.records] == [job.id for job in jobs[::-2]]
+        page = await bus.queue.page("default", status=JobStatus.SUCCEEDED)
+        assert page == ([], False, None)
+
+    async def test_what_is_gone_leaves_the_index(self, bus: Bus, behind: Behind) -> None:
+        for _ in range(20):
+            gone = await queued(bus, is_durable=True)
+            await behind.client.delete(behind.keys.job(gone.id))
+        assert (await bus.queue.page("default")).records == []
+        for _ in range(40):
+            await queued(bus, is_durable=True)
+        index = behind.keys.index(0, "default")
+        assert await behind.client.zcard(index) < 50
+        assert await behind.client.pttl(index) > 0
+
+    async def test_a_page_begins_only_behind_a_job_of_the_tenant(self, bus: Bus) -> None:
+        other = await queued(bus, is_durable=True, tenant="other")
+        for after in (other.id, "job_0_00", "rubbish"):
+            with pytest.raises(UnknownJob):
+                await bus.queue.page("default", after=after)

@@ -10,6 +10,14 @@ local function without_answer(status, code, message)
   return cjson.encode({kind = 'finished', status = status, failure = {code = code, message = message}})
 end
 
+-- A job that workers cannot bear is remembered with why, for a person to look at.
+local DEAD_ROWS = 10000
+local function bury(prefix, id, model, tenant, worker, why)
+  redis.call(
+    'XADD', prefix .. 'dead', 'MAXLEN', '~', DEAD_ROWS, '*', 'job', id, 'model', model, 'tenant', tenant, 'worker',
+    worker, 'why', why)
+end
+
 -- `status` and `result` become the job's; the caller has made sure that it has not ended yet.
 local function end_job(prefix, id, now, status, result)
   local key, log = prefix .. 'job:' .. id, prefix .. 'log:' .. id
