@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from shared.events import Answer
-from tests.chaos.aftermath import Aftermath, EndedJob
+from tests.chaos.aftermath import Aftermath
 from tests.chaos.history import History, Session
 from tests.chaos.orders import NEVER_S
 from tests.chaos.speech import speech
@@ -179,20 +179,24 @@ def attempts_are_counted(history: History, aftermath: Aftermath) -> Found:
 
 
 def the_dead_had_deaths(history: History, aftermath: Aftermath) -> Found:
-    """A job is among the dead once, and only after as many of its workers were killed or kept from speaking."""
+    """A job is among the dead once, and failed, of as many deaths as it takes."""
     for job_id, n in Counter(aftermath.dead).items():
         job = aftermath.jobs.get(job_id)
-        if n > 1 or job is None or job.status != "failed":
-            yield job_id, f"is {n} times among the dead, and is {job and job.status}"
-        elif (most := _most_deaths(job, history)) < MOST_DEATHS:
-            yield job_id, f"is among the dead, and at most {most} workers can have died with it"
+        if n > 1 or job is None or job.status != "failed" or job.count("deaths") < MOST_DEATHS:
+            yield job_id, f"is {n} times among the dead, and is {job and (job.status, job.count('deaths'))}"
 
 
-def _most_deaths(job: EndedJob, history: History) -> int:
-    """Attempts whose worker was harmed, and those that never came into an engine: of these nobody knows whose."""
-    seen = {attempt.epoch: attempt.pid for attempt in history.attempts if attempt.job_id == job.id}
-    unseen = job.count("epoch") - len(seen)
-    return unseen + sum(pid in history.harmed for pid in seen.values())
+def deaths_have_causes(history: History, aftermath: Aftermath) -> Found:
+    """A death is counted only when a worker was killed, or kept from speaking, while it had the job."""
+    pids: dict[str, list[int]] = defaultdict(list)
+    for attempt in history.attempts:
+        pids[attempt.job_id].append(attempt.pid)
+    for job in aftermath.jobs.values():
+        # Nobody knows which worker had an attempt that never came into an engine.
+        unseen = job.count("epoch") - len(pids[job.id])
+        most = unseen + sum(pid in history.harmed for pid in pids[job.id])
+        if job.count("deaths") > most:
+            yield job.id, f"counts {job.count('deaths')} deaths, and at most {most} workers can have died with it"
 
 
 def nothing_is_left(history: History, aftermath: Aftermath) -> Found:
@@ -227,6 +231,7 @@ CHECKS: tuple[Callable[[History, Aftermath], Found], ...] = (
     keys_make_one_job,
     attempts_are_counted,
     the_dead_had_deaths,
+    deaths_have_causes,
     nothing_is_left,
     workers_left_in_good_order,
 )

@@ -102,7 +102,7 @@ class Nemesis:
         self._fleet.ask_to_leave(place)
         if self._luck.random() < 0.3:
             await self._pause(0.02, 0.2)
-            place.signal(signal.SIGTERM)
+            self._fleet.ask_to_leave(place)  # whoever is there by now
 
     async def _cut_replies(self, place: Place) -> None:
         place.proxy.n_to_cut = self._luck.randrange(1, 6)

@@ -124,7 +124,7 @@ async def _play(plan: Plan, folder: Path, stack: AsyncExitStack) -> Outcome:
 async def _workers(bus: Bus, n_workers: int) -> None:
     """Until all are there."""
     async with asyncio.timeout(START_TIMEOUT_S):
-        while len(await bus.presence.workers()) < n_workers:
+        while len(await bus.presence.workers()) < n_workers:  # noqa: ASYNC110 - a server's state
             await asyncio.sleep(0.05)
 
 

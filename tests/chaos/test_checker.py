@@ -168,6 +168,8 @@ SPOILERS: list[tuple[str, Callable[[Case], object]]] = [
     ("attempts_are_counted", lambda case: case.history.attempts.append(Attempt(3, JOB, 2))),
     ("the_dead_had_deaths", bury),
     ("the_dead_had_deaths", lambda case: leave(case, dead=[JOB])),
+    ("deaths_have_causes", lambda case: case.set(deaths="2")),
+    ("deaths_have_causes", lambda case: case.history.harmed.clear()),
     ("nothing_is_left", lambda case: leave(case, streams={"q:m:bulk:ann": (1, 1)})),
     ("nothing_is_left", lambda case: leave(case, lanes=["lanes"])),
     ("nothing_is_left", lambda case: leave(case, stray=["job:x"])),
