@@ -15,7 +15,6 @@ from shared.events import Answer
 from tests.chaos.aftermath import Aftermath
 from tests.chaos.history import History, Session
 from tests.chaos.orders import NEVER_S
-from tests.chaos.speech import speech
 
 ENDED = {"succeeded", "failed", "cancelled", "expired"}
 MOST_DEATHS = 3
@@ -91,7 +90,7 @@ def _faults_of(session: Session, history: History, aftermath: Aftermath) -> Iter
     if numbers != expected:
         yield f"got the numbers {numbers}"
         return
-    script = speech(session.job_id, history.offered[session.job_id].n_tokens)
+    script = history.script(session.job_id)
     for number, text, status in session.heard:
         if status is not None:
             job = aftermath.jobs.get(session.job_id)
@@ -110,7 +109,7 @@ def logs_are_exact(history: History, aftermath: Aftermath) -> Found:
     """A log has the events of the job's script from 1 on without a gap or a double, its attempts in order, and one
     ending as its last entry."""
     for job in aftermath.jobs.values():
-        script = speech(job.id, history.offered[job.id].n_tokens)
+        script = history.script(job.id)
         if job.said != script[: len(job.said)]:
             yield job.id, f"the log says {[event.text for event in job.said]}"
         firsts = [(entry.first, len(entry.events)) for entry in job.log if entry.kind == "events"]
@@ -130,7 +129,7 @@ def results_are_what_was_said(history: History, aftermath: Aftermath) -> Found:
     for job in aftermath.jobs.values():
         if job.status != "succeeded" or job.finished is None:
             continue
-        script = speech(job.id, history.offered[job.id].n_tokens)
+        script = history.script(job.id)
         [part] = job.finished.parts or (None,)
         if not isinstance(part, Answer) or part.ids != tuple(token for event in script for token in event.ids):
             yield job.id, f"the result is {part}"

@@ -21,6 +21,8 @@ from worker.engine import EngineConfig, EngineEvent, EngineSnapshot, GenerateTas
 
 STEP_S = 0.006
 N_CTX = 4096
+SCRIPTED = "scripted.gguf"
+"""In place of a model's file."""
 POISON = "poison"
 """A prompt that kills its worker."""
 
@@ -169,7 +171,7 @@ class ScriptedEngine:
         self._waiting.sort(key=lambda task: task.lane.value == "bulk")
         while self._waiting and len(self._running) < self._n_slots:
             task = self._waiting.pop(0)
-            if bytes(task.prompt) == POISON.encode():
+            if task.request.prompt == POISON:
                 os.kill(os.getpid(), signal.SIGKILL)
             self._running.append(_Recital.of(task))
 

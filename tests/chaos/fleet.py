@@ -24,6 +24,7 @@ from tests.chaos.proxy import Proxy
 from tests.chaos.worker import attempts, work
 
 N_SLOTS = 3
+N_CTX_SLOT = 512
 GRACE_S = 0.15
 LOOK_EVERY_S = 0.05
 LEAVE_TIMEOUT_S = 20.0
@@ -60,6 +61,8 @@ class Fleet:
     partitions: int
     lease_s: float
     n_places: int
+    model: str
+    """`SCRIPTED`, or a file for the real engine."""
     folder: Path
     scripts: Path | None
     history: History
@@ -125,9 +128,13 @@ class Fleet:
             namespace=self.namespace,
             partitions=self.partitions,
             lease_s=self.lease_s,
-            model="scripted.gguf",
+            model=self.model,
             alias=MODEL,
             parallel=N_SLOTS,
+            ctx_size=N_SLOTS * N_CTX_SLOT,
+            threads=1,
+            cache_type_k="f32",  # the same words in any batch
+            cache_type_v="f32",
             grace_s=GRACE_S,
         )
         number = sum(1 for _ in self.folder.glob("worker-*.log"))

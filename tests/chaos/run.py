@@ -23,6 +23,7 @@ from tests.chaos import aftermath, checker, fence, orders
 from tests.chaos.aftermath import Aftermath
 from tests.chaos.checker import Violation
 from tests.chaos.clients import Clients
+from tests.chaos.engine import SCRIPTED
 from tests.chaos.fleet import Fleet
 from tests.chaos.history import History
 from tests.chaos.nemesis import Nemesis
@@ -47,6 +48,8 @@ class Plan:
     n_workers: int = 3
     least_tokens: int = 0
     """Of every job; long ones keep all workers busy."""
+    model: str = SCRIPTED
+    """Or a file, for the real engine."""
     kinds: tuple[str, ...] = ()
     """Of faults; without any, all."""
     patience_s: float = 60.0
@@ -92,6 +95,7 @@ async def _play(plan: Plan, folder: Path, stack: AsyncExitStack) -> Outcome:
             partitions=keys.partitions,
             lease_s=plan.lease_s,
             n_places=plan.n_workers,
+            model=plan.model,
             folder=folder,
             scripts=_unfenced(folder) if not plan.is_fenced else None,
             history=history,
@@ -102,11 +106,17 @@ async def _play(plan: Plan, folder: Path, stack: AsyncExitStack) -> Outcome:
     )
     bus = await stack.enter_async_context(open_bus(settings, name="clients"))
     clients = Clients(bus, history, plan.seed)
+    drawn = orders.draw(plan.seed, plan.n_jobs, plan.duration_s, plan.least_tokens)
     await _workers(bus, plan.n_workers)
+    if plan.model != SCRIPTED:
+        await clients.rehearse(drawn)
     history.start()
     async with _beside(clients.keep_house()):
-        await _serve(clients, Nemesis(server, fleet, way, history, plan.seed), plan, history)
-        await _settle(server, keys)
+        asked = asyncio.create_task(clients.place(drawn))
+        nemesis = Nemesis(server, fleet, way, history, plan.seed)
+        await nemesis.rage(plan.kinds or nemesis.kinds, plan.gap_s, plan.duration_s)
+        await _served(asked, plan.patience_s, history)
+        await _settled(server, keys)
     await fleet.leave()
     with server.client() as client:
         left = aftermath.read(client, keys)
@@ -145,19 +155,15 @@ def _unfenced(folder: Path) -> Path:
     return scripts
 
 
-async def _serve(clients: Clients, nemesis: Nemesis, plan: Plan, history: History) -> None:
-    """Until every client has what it wanted."""
-    drawn = orders.draw(plan.seed, plan.n_jobs, plan.duration_s, plan.least_tokens)
-    asked = asyncio.create_task(clients.place(drawn))
-    await nemesis.rage(plan.kinds or nemesis.kinds, plan.gap_s, plan.duration_s)
+async def _served(asked: asyncio.Task[None], patience_s: float, history: History) -> None:
+    """Every client has what it wanted, or has waited long enough."""
     try:
-        async with asyncio.timeout(plan.patience_s):
-            await asked
+        await asyncio.wait_for(asked, patience_s)
     except TimeoutError:
-        history.complaints.append(f"{plan.patience_s:.0f} s after the last fault somebody still waits")
+        history.complaints.append(f"{patience_s:.0f} s after the last fault somebody still waits")
 
 
-async def _settle(server: Server, keys: Keys) -> None:
+async def _settled(server: Server, keys: Keys) -> None:
     """Jobs that nobody waits for end too, and what belongs to them is cleared away. What is not, the checker finds."""
     with suppress(TimeoutError), server.client() as client:
         async with asyncio.timeout(SETTLE_S):

@@ -1,4 +1,4 @@
-"""What runs in a worker process of the chaos run: the real worker, reciting.
+"""What runs in a worker process of the chaos run: the real worker, with an engine that recites or the real one.
 
 It journals every attempt that reaches its engine in a file, which outlives a kill.
 """
@@ -6,6 +6,8 @@ It journals every attempt that reaches its engine in a file, which outlives a ki
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -15,14 +17,28 @@ import uvloop
 from shared import telemetry
 from shared.settings import WorkerSettings
 from tests.chaos import fence
-from tests.chaos.engine import ScriptedEngine
+from tests.chaos.engine import POISON, SCRIPTED, ScriptedEngine
 from worker.app import run
-from worker.engine import EngineConfig, OnEvents, SequenceKey
+from worker.engine import Engine, EngineConfig, OnEvents, SequenceKey, Task
 
 
 class Attempt(NamedTuple):
     job_id: str
     epoch: int
+
+
+class JournalingEngine(Engine):
+    """llama.cpp's, with a journal, and as mortal."""
+
+    def __init__(self, config: EngineConfig, on_events: OnEvents, note: Callable[[SequenceKey], None]) -> None:
+        super().__init__(config, on_events)
+        self._note = note
+
+    def submit(self, task: Task) -> None:
+        self._note(task.key)
+        if task.request.prompt == POISON:
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().submit(task)
 
 
 def work(settings: WorkerSettings, journal: Path, log: Path, scripts: Path | None) -> None:
@@ -34,17 +50,15 @@ def work(settings: WorkerSettings, journal: Path, log: Path, scripts: Path | Non
     if scripts:
         fence.use_scripts(scripts)
     descriptor = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    uvloop.run(run(settings, make_engine=partial(_engine, descriptor)))
+
+    def note(key: SequenceKey) -> None:
+        os.write(descriptor, f"{key.job_id} {key.epoch}\n".encode())
+
+    engine = ScriptedEngine if settings.model == SCRIPTED else JournalingEngine
+    uvloop.run(run(settings, make_engine=partial(engine, note=note)))
 
 
 def attempts(journal: Path) -> list[Attempt]:
     """What a worker wrote into its journal; nothing when it did not come so far."""
     lines = journal.read_text().splitlines() if journal.exists() else []
     return [Attempt(job_id, int(epoch)) for job_id, epoch in map(str.split, lines)]
-
-
-def _engine(journal: int, config: EngineConfig, on_events: OnEvents) -> ScriptedEngine:
-    def note(key: SequenceKey) -> None:
-        os.write(journal, f"{key.job_id} {key.epoch}\n".encode())
-
-    return ScriptedEngine(config, on_events, note)
