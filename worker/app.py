@@ -46,7 +46,6 @@ async def run(settings: WorkerSettings, make_engine: Callable[[EngineConfig, OnE
     signals = StopSignals()
     async with open_bus(settings, name=worker_id) as bus:
         await _reach(bus)
-        await bus.check_server()
         announcer = Announcer(bus.presence, worker_id, name, config)
         publisher = Publisher(bus.queue, held := HeldJobs(), worker_id)
         engine = make_engine(config, publisher.post)
@@ -115,11 +114,12 @@ class StopSignals:
 
 
 async def _reach(bus: Bus) -> None:
-    """Wait for the bus, however long: a worker may well start before its Redis."""
+    """Wait for the bus, however long: a worker may well start before its Redis. ConfigError when it will not do."""
     wait = 0.2
     while True:
         try:
-            return await bus.ping()
+            await bus.ping()
+            return await bus.check_server()
         except BusUnavailable as error:
             log.warning("waiting for the bus", reason=error.message)
             await asyncio.sleep(wait * random.uniform(0.5, 1.5))
