@@ -11,17 +11,14 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import uvloop
 
-from tests.chaos.engine import SCRIPTED
 from tests.chaos.run import Outcome, Plan, play
 from tests.chaos.server import binary_of
-from tests.models import tiny_model
 
-JOBS_PER_S, REAL_JOBS_PER_S = 25, 8
+JOBS_PER_S = 25
 GAP_S = 0.6
 SERVERS = ("valkey", "redis7")
 MOST_SHOWN = 40
@@ -33,13 +30,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2000, help="on each server (default: 2000)")
     parser.add_argument("--server", choices=SERVERS, action="append", help="default: both")
     parser.add_argument("--no-fence", action="store_true", help="without the comparison of leases: must go wrong")
-    parser.add_argument("--no-llama", action="store_true", help="leave out the run with the real engine")
     given = parser.parse_args()
-    servers = given.server or SERVERS
-    plans = [_scripted(given, server) for server in servers]
-    if not given.no_llama:
-        plans.append(_real(given, servers[0]))
-    results = [_is_right(plan) for plan in plans]
+    results = [_is_right(_plan(given, server)) for server in given.server or SERVERS]
     return int(not all(results))
 
 
@@ -60,7 +52,7 @@ def _is_right(plan: Plan) -> bool:
     return not outcome.violations
 
 
-def _scripted(given: argparse.Namespace, server: str) -> Plan:
+def _plan(given: argparse.Namespace, server: str) -> Plan:
     return Plan(
         seed=given.seed,
         server=server,
@@ -68,19 +60,6 @@ def _scripted(given: argparse.Namespace, server: str) -> Plan:
         duration_s=given.jobs / JOBS_PER_S,
         gap_s=GAP_S,
         is_fenced=not given.no_fence,
-    )
-
-
-def _real(given: argparse.Namespace, server: str) -> Plan:
-    """With llama.cpp and a tiny model: slower, so for fewer jobs."""
-    n_jobs = given.jobs // 20
-    return replace(
-        _scripted(given, server),
-        n_jobs=n_jobs,
-        duration_s=n_jobs / REAL_JOBS_PER_S,
-        n_workers=2,
-        least_tokens=20,
-        model=str(tiny_model()),
     )
 
 
@@ -103,9 +82,7 @@ def report(outcome: Outcome) -> str:
         "violations": len(outcome.violations),
         **{f"  {name}": n for name, n in Counter(each.check for each in outcome.violations).items()},
     }
-    engine = "a scripted engine" if plan.model == SCRIPTED else "llama.cpp"
-    head = f"{plan.server}, {engine}, seed {plan.seed}, {plan.partitions} partition(s)"
-    head += "" if plan.is_fenced else ", no fence"
+    head = f"{plan.server}, seed {plan.seed}, {plan.partitions} partition(s){'' if plan.is_fenced else ', no fence'}"
     lines = [head, *(f"  {name:34}{n:>8}" for name, n in rows.items())]
     shown = outcome.violations[:MOST_SHOWN]
     lines += [f"{each.check}: {each.job_id} {each.what}" for each in shown]

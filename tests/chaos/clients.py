@@ -9,17 +9,15 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import TypeVar
 
 from api.tasks import outbox
 from shared.bus import Bus, OutboxRow, Receipt
 from shared.errors import BusUnavailable
-from shared.events import Tokens
-from shared.jobs import Completion, Job, Sampling
+from shared.jobs import Completion, Job
 from tests.chaos.engine import POISON
 from tests.chaos.history import History, Promise, Witness
-from tests.chaos.orders import NEVER_S, Order
+from tests.chaos.orders import Order
 
 MODEL = "scripted"
 PAUSE_S = 0.05
@@ -40,20 +38,6 @@ class Clients:
         async with asyncio.TaskGroup() as group:
             for order in orders:
                 group.create_task(self._place(order))
-
-    async def rehearse(self, orders: Sequence[Order]) -> None:
-        """Learn what the real engine says to each, while nothing disturbs it."""
-
-        async def learn(order: Order) -> None:
-            job = self._job(order)
-            async with self._bus.log.follow(job.id, expects=True) as reader:
-                await self._bus.queue.enqueue(job)
-                self._history.rehearsed[order.number] = [
-                    event async for _, event in reader if isinstance(event, Tokens)
-                ]
-
-        plain = {"is_durable": False, "deadline_s": NEVER_S, "idempotency_key": None, "is_poison": False}
-        await asyncio.gather(*(learn(replace(order, **plain)) for order in orders))
 
     async def keep_house(self) -> None:
         """What the tasks role does, until cancelled: reaps, and tells of endings."""
@@ -84,11 +68,7 @@ class Clients:
         job = Job(
             id=self._bus.queue.new_job_id(order.idempotency_key, order.tenant),
             model=MODEL,
-            request=Completion(
-                prompt=POISON if order.is_poison else f"Speech number {order.number}",
-                n_predict=order.n_tokens,
-                sampling=Sampling(temperature=0.0, repeat_penalty=1.3),  # the real engine's words: no ties to be cast
-            ),
+            request=Completion(prompt=POISON if order.is_poison else "speak", n_predict=order.n_tokens),
             lane=order.lane,
             tenant=order.tenant,
             deadline_s=order.deadline_s,

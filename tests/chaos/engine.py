@@ -21,8 +21,6 @@ from worker.engine import EngineConfig, EngineEvent, EngineSnapshot, GenerateTas
 
 STEP_S = 0.006
 N_CTX = 4096
-SCRIPTED = "scripted.gguf"
-"""In place of a model's file."""
 POISON = "poison"
 """A prompt that kills its worker."""
 

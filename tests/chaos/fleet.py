@@ -18,15 +18,13 @@ from typing import Self
 from pydantic import SecretStr
 
 from shared.settings import WorkerSettings
-from tests.chaos.clients import MODEL
 from tests.chaos.history import Attempt, Exit, History
 from tests.chaos.proxy import Proxy
 from tests.chaos.worker import attempts, work
 
-N_SLOTS = 3
-N_CTX_SLOT = 512
-GRACE_S = 0.15
 LOOK_EVERY_S = 0.05
+LEASE_LOST = '"a lease was lost"'
+NOT_GIVEN_BACK = '"not given back'
 LEAVE_TIMEOUT_S = 20.0
 
 nursery = multiprocessing.get_context("forkserver")
@@ -57,14 +55,12 @@ class Fleet:
     """Open with `async with`; closing it kills everybody who is left."""
 
     server_port: int
-    namespace: str
-    partitions: int
-    lease_s: float
+    settings: WorkerSettings
+    """Of all; each has a URL of its own."""
     n_places: int
-    model: str
-    """`SCRIPTED`, or a file for the real engine."""
     folder: Path
     scripts: Path | None
+    """A folder with others than our own."""
     history: History
     places: list[Place] = field(default_factory=list)
     _is_closing: bool = False
@@ -109,7 +105,7 @@ class Fleet:
     @property
     def n_leases_lost(self) -> int:
         """How often a worker was told that a job is no longer its own."""
-        return sum(log.read_text().count('"a lease was lost"') for log in self.folder.glob("worker-*.log"))
+        return sum(log.read_text().count(LEASE_LOST) for log in self.folder.glob("worker-*.log"))
 
     async def _tend(self) -> None:
         while True:
@@ -123,20 +119,7 @@ class Fleet:
             await asyncio.sleep(LOOK_EVERY_S)
 
     def _start(self, place: Place) -> None:
-        settings = WorkerSettings(
-            redis_url=SecretStr(place.proxy.url),
-            namespace=self.namespace,
-            partitions=self.partitions,
-            lease_s=self.lease_s,
-            model=self.model,
-            alias=MODEL,
-            parallel=N_SLOTS,
-            ctx_size=N_SLOTS * N_CTX_SLOT,
-            threads=1,
-            cache_type_k="f32",  # the same words in any batch
-            cache_type_v="f32",
-            grace_s=GRACE_S,
-        )
+        settings = self.settings.model_copy(update={"redis_url": SecretStr(place.proxy.url)})
         number = sum(1 for _ in self.folder.glob("worker-*.log"))
         log = self.folder / f"worker-{number}.log"
         log.touch()
@@ -149,6 +132,13 @@ class Fleet:
         assert worker.pid is not None and worker.exitcode is not None
         self.history.attempts += [Attempt(worker.pid, *each) for each in attempts(place.journal)]
         self.history.exits.append(Exit(worker.pid, worker.exitcode, place.is_asked_to_leave))
-        if worker.exitcode == -signal.SIGKILL:
+        if worker.exitcode == -signal.SIGKILL or (place.is_asked_to_leave and _has_left_unheard(place)):
             self.history.harmed.add(worker.pid)
         place.worker = None
+
+
+def _has_left_unheard(place: Place) -> bool:
+    """Whether it may have left while the server was away: it could not give its jobs back, and to the server it fell
+    silent with them."""
+    log = place.journal.with_suffix(".log").read_text()
+    return LEASE_LOST in log or NOT_GIVEN_BACK in log

@@ -89,8 +89,6 @@ class History:
     started_at: float = 0.0
     offered: dict[str, Order] = field(default_factory=dict)
     """Every job id that was ever sent in an enqueue."""
-    rehearsed: dict[int, list[Tokens]] = field(default_factory=dict)
-    """By order: what the real engine said when nothing disturbed it; empty when all is scripted."""
     promises: list[Promise] = field(default_factory=list)
     sessions: list[Session] = field(default_factory=list)
     witnesses: list[Witness] = field(default_factory=list)
@@ -114,8 +112,7 @@ class History:
 
     def script(self, job_id: str) -> list[Tokens]:
         """All that a job says if nobody stops it."""
-        order = self.offered[job_id]
-        return self.rehearsed[order.number] if self.rehearsed else speech(job_id, order.n_tokens)
+        return speech(job_id, self.offered[job_id].n_tokens)
 
     def begin_session(self, job_id: str, after: int) -> Session:
         session = Session(job_id, after)

@@ -82,7 +82,7 @@ class Nemesis:
         fault.until_s = self._history.now_s()
 
     async def _pause(self, least_leases: float, most_leases: float) -> None:
-        await asyncio.sleep(self._fleet.lease_s * self._luck.uniform(least_leases, most_leases))
+        await asyncio.sleep(self._fleet.settings.lease_s * self._luck.uniform(least_leases, most_leases))
 
     async def _kill(self, place: Place) -> None:
         place.signal(signal.SIGKILL)

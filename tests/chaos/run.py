@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-import tempfile
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -18,18 +16,19 @@ from pydantic import SecretStr
 
 from shared.bus import Bus, open_bus
 from shared.bus.keys import Keys
-from shared.settings import BusSettings
+from shared.settings import WorkerSettings
 from tests.chaos import aftermath, checker, fence, orders
 from tests.chaos.aftermath import Aftermath
 from tests.chaos.checker import Violation
-from tests.chaos.clients import Clients
-from tests.chaos.engine import SCRIPTED
+from tests.chaos.clients import MODEL, Clients
 from tests.chaos.fleet import Fleet
 from tests.chaos.history import History
 from tests.chaos.nemesis import Nemesis
 from tests.chaos.proxy import Proxy
 from tests.chaos.server import Server
 
+N_SLOTS = 3
+GRACE_S = 0.15
 START_TIMEOUT_S = 30.0
 SETTLE_S = 10.0
 
@@ -48,8 +47,6 @@ class Plan:
     n_workers: int = 3
     least_tokens: int = 0
     """Of every job; long ones keep all workers busy."""
-    model: str = SCRIPTED
-    """Or a file, for the real engine."""
     kinds: tuple[str, ...] = ()
     """Of faults; without any, all."""
     patience_s: float = 60.0
@@ -76,46 +73,27 @@ class Outcome:
         return Counter(fault.name for fault in self.history.faults)
 
 
-async def play(plan: Plan, folder: Path | None = None) -> Outcome:
-    """`folder` is where logs of the server and the workers go; without one they are thrown away."""
+async def play(plan: Plan, folder: Path) -> Outcome:
+    """`folder` is where the data of the server and the logs of all processes go."""
     async with AsyncExitStack() as stack:
-        folder = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))
         return await _play(plan, folder, stack)
 
 
 async def _play(plan: Plan, folder: Path, stack: AsyncExitStack) -> Outcome:
-    keys = Keys(f"chaos{secrets.token_hex(4)}", plan.partitions)
-    server = await stack.enter_async_context(Server(plan.server, folder))
-    way = await stack.enter_async_context(Proxy(server.port))
+    settings = _settings(plan)
+    keys = Keys(settings.namespace, settings.partitions)
+    scripts = _unfenced(folder) if not plan.is_fenced else None
     history = History()
-    fleet = await stack.enter_async_context(
-        Fleet(
-            server_port=server.port,
-            namespace=keys.namespace,
-            partitions=keys.partitions,
-            lease_s=plan.lease_s,
-            n_places=plan.n_workers,
-            model=plan.model,
-            folder=folder,
-            scripts=_unfenced(folder) if not plan.is_fenced else None,
-            history=history,
-        )
+    server = await stack.enter_async_context(Server(plan.server, folder))
+    fleet = await stack.enter_async_context(Fleet(server.port, settings, plan.n_workers, folder, scripts, history))
+    way = await stack.enter_async_context(Proxy(server.port))
+    bus = await stack.enter_async_context(
+        open_bus(settings.model_copy(update={"redis_url": SecretStr(way.url)}), name="clients")
     )
-    settings = BusSettings(
-        redis_url=SecretStr(way.url), namespace=keys.namespace, partitions=keys.partitions, lease_s=plan.lease_s
-    )
-    bus = await stack.enter_async_context(open_bus(settings, name="clients"))
-    clients = Clients(bus, history, plan.seed)
-    drawn = orders.draw(plan.seed, plan.n_jobs, plan.duration_s, plan.least_tokens)
     await _workers(bus, plan.n_workers)
-    if plan.model != SCRIPTED:
-        await clients.rehearse(drawn)
-    history.start()
+    clients = Clients(bus, history, plan.seed)
     async with _beside(clients.keep_house()):
-        asked = asyncio.create_task(clients.place(drawn))
-        nemesis = Nemesis(server, fleet, way, history, plan.seed)
-        await nemesis.rage(plan.kinds or nemesis.kinds, plan.gap_s, plan.duration_s)
-        await _served(asked, plan.patience_s, history)
+        await _act(plan, clients, Nemesis(server, fleet, way, history, plan.seed), history)
         await _settled(server, keys)
     await fleet.leave()
     with server.client() as client:
@@ -127,8 +105,32 @@ async def _play(plan: Plan, folder: Path, stack: AsyncExitStack) -> Outcome:
         violations=checker.check(history, left),
         n_cut=way.n_cut + sum(place.proxy.n_cut for place in fleet.places),
         n_leases_lost=fleet.n_leases_lost,
-        seconds=time.monotonic() - history.started_at,
+        seconds=history.now_s(),
     )
+
+
+def _settings(plan: Plan) -> WorkerSettings:
+    return WorkerSettings(
+        namespace=f"chaos{secrets.token_hex(4)}",
+        partitions=plan.partitions,
+        lease_s=plan.lease_s,
+        model="scripted.gguf",
+        alias=MODEL,
+        parallel=N_SLOTS,
+        grace_s=GRACE_S,
+    )
+
+
+async def _act(plan: Plan, clients: Clients, nemesis: Nemesis, history: History) -> None:
+    """From the first order to the last client that has what it wanted, or has waited long enough."""
+    drawn = orders.draw(plan.seed, plan.n_jobs, plan.duration_s, plan.least_tokens)
+    history.start()
+    asked = asyncio.create_task(clients.place(drawn))
+    await nemesis.rage(plan.kinds or nemesis.kinds, plan.gap_s, plan.duration_s)
+    try:
+        await asyncio.wait_for(asked, plan.patience_s)
+    except TimeoutError:
+        history.complaints.append(f"{plan.patience_s:.0f} s after the last fault somebody still waits")
 
 
 async def _workers(bus: Bus, n_workers: int) -> None:
@@ -153,14 +155,6 @@ def _unfenced(folder: Path) -> Path:
     scripts = folder / "unfenced"
     fence.write_unfenced(scripts)
     return scripts
-
-
-async def _served(asked: asyncio.Task[None], patience_s: float, history: History) -> None:
-    """Every client has what it wanted, or has waited long enough."""
-    try:
-        await asyncio.wait_for(asked, patience_s)
-    except TimeoutError:
-        history.complaints.append(f"{patience_s:.0f} s after the last fault somebody still waits")
 
 
 async def _settled(server: Server, keys: Keys) -> None:

@@ -1,4 +1,4 @@
-"""What runs in a worker process of the chaos run: the real worker, with an engine that recites or the real one.
+"""What runs in a worker process of the chaos run: the real worker, reciting.
 
 It journals every attempt that reaches its engine in a file, which outlives a kill.
 """
@@ -6,8 +6,6 @@ It journals every attempt that reaches its engine in a file, which outlives a ki
 from __future__ import annotations
 
 import os
-import signal
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -17,28 +15,14 @@ import uvloop
 from shared import telemetry
 from shared.settings import WorkerSettings
 from tests.chaos import fence
-from tests.chaos.engine import POISON, SCRIPTED, ScriptedEngine
+from tests.chaos.engine import ScriptedEngine
 from worker.app import run
-from worker.engine import Engine, EngineConfig, OnEvents, SequenceKey, Task
+from worker.engine import SequenceKey
 
 
 class Attempt(NamedTuple):
     job_id: str
     epoch: int
-
-
-class JournalingEngine(Engine):
-    """llama.cpp's, with a journal, and as mortal."""
-
-    def __init__(self, config: EngineConfig, on_events: OnEvents, note: Callable[[SequenceKey], None]) -> None:
-        super().__init__(config, on_events)
-        self._note = note
-
-    def submit(self, task: Task) -> None:
-        self._note(task.key)
-        if task.request.prompt == POISON:
-            os.kill(os.getpid(), signal.SIGKILL)
-        super().submit(task)
 
 
 def work(settings: WorkerSettings, journal: Path, log: Path, scripts: Path | None) -> None:
@@ -54,8 +38,7 @@ def work(settings: WorkerSettings, journal: Path, log: Path, scripts: Path | Non
     def note(key: SequenceKey) -> None:
         os.write(descriptor, f"{key.job_id} {key.epoch}\n".encode())
 
-    engine = ScriptedEngine if settings.model == SCRIPTED else JournalingEngine
-    uvloop.run(run(settings, make_engine=partial(engine, note=note)))
+    uvloop.run(run(settings, make_engine=partial(ScriptedEngine, note=note)))
 
 
 def attempts(journal: Path) -> list[Attempt]:
