@@ -37,8 +37,8 @@ format: $(INSTALLED) ## format the code and mend what the linter can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(INSTALLED) ## speed, side by side with a raw decode loop
-	@$(BIN)/python -m bench
+bench: $(INSTALLED) ## speed, each figure beside its yardstick; WHAT="queue --rounds 9" measures one
+	@$(BIN)/python -m bench $(WHAT)
 
 clean: ## remove what was made here, the virtual environment too
 	rm -rf $(VENV) out build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -42,6 +42,7 @@ TABLE: dict[type[errors.SlotstreamError], Problem] = {
     errors.Cancelled: Problem(499, "cancelled_error"),
     errors.Expired: Problem(504, "timeout_error"),
     errors.WorkerDied: Problem(500, "server_error"),
+    errors.Unreadable: Problem(500, "server_error"),
     errors.EngineFailed: Problem(500, "server_error"),
 }
 

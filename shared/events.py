@@ -7,6 +7,7 @@ that clients see. `Accepted` is a state of the job, kept in its record. `Progres
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -102,7 +103,31 @@ class Vector(Wire):
         return np.frombuffer(base64.b64decode(self.f32), dtype="<f4")
 
 
-Part = Annotated[Answer | Vector, Field(discriminator="kind")]
+class TokenIds(Wire):
+    """What a text was split into: ids, and for each the bytes that it stands for, in base64."""
+
+    kind: Literal["token_ids"] = "token_ids"
+    index: int = 0
+    ids: tuple[int, ...]
+    pieces: tuple[str, ...]
+
+    @classmethod
+    def of(cls, ids: Sequence[int], pieces: Iterable[bytes]) -> TokenIds:
+        return cls(ids=tuple(ids), pieces=tuple(base64.b64encode(piece).decode("ascii") for piece in pieces))
+
+    def pieces_bytes(self) -> list[bytes]:
+        return [base64.b64decode(piece) for piece in self.pieces]
+
+
+class Text(Wire):
+    """A text that no model had to be run for."""
+
+    kind: Literal["text"] = "text"
+    index: int = 0
+    text: str
+
+
+Part = Annotated[Answer | Vector | TokenIds | Text, Field(discriminator="kind")]
 
 
 class Failure(Wire):
@@ -131,7 +156,7 @@ class Failure(Wire):
 
 
 class Finished(Wire):
-    """The one ending of a job. `parts` are its answers or vectors, by index; `failure` is set unless it succeeded."""
+    """The one ending of a job. `parts` are what it answers, by index; `failure` is set unless it succeeded."""
 
     kind: Literal["finished"] = "finished"
     status: Literal["succeeded", "failed", "cancelled", "expired"]

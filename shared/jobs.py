@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from enum import StrEnum
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -90,7 +91,31 @@ class Embedding(Wire):
     normalize: bool = True
 
 
-Request = Annotated[Completion | Chat | Embedding, Field(discriminator="kind")]
+class Tokenize(Wire):
+    """Token ids of a prompt, as the model's vocabulary has them."""
+
+    kind: Literal["tokenize"] = "tokenize"
+    content: Prompt
+    add_special: bool = False
+    parse_special: bool = True
+
+
+class Detokenize(Wire):
+    kind: Literal["detokenize"] = "detokenize"
+    tokens: tuple[int, ...]
+
+
+class ApplyTemplate(Wire):
+    """The prompt that a chat becomes."""
+
+    kind: Literal["apply_template"] = "apply_template"
+    chat: Chat
+
+
+QuickRequest = Tokenize | Detokenize | ApplyTemplate
+"""What is answered in a moment and needs no slot."""
+
+Request = Annotated[Completion | Chat | Embedding | Tokenize | Detokenize | ApplyTemplate, Field(discriminator="kind")]
 
 
 class Job(Wire):
@@ -107,7 +132,16 @@ class Job(Wire):
     """Made to outlive its maker: kept and told of when it ends. Else it dies with the request that waits for it."""
     body: str | None = None
     """The client's JSON of a durable job, from which its answer is rendered later; never sent to a worker."""
-    metadata: dict[str, str] = {}
+    metadata: dict[str, str] = Field(default_factory=dict)  # a default of its own would be deep-copied for each job
+
+    @property
+    def is_quick(self) -> bool:
+        return isinstance(self.request, QuickRequest)
+
+    @property
+    def queue(self) -> str:
+        """Which line it stands in: its lane's, or that of what needs no slot."""
+        return "quick" if self.is_quick else self.lane.value
 
 
 class JobRecord(Wire):
@@ -146,6 +180,7 @@ def new_job_id(partition: int = 0) -> str:
     return f"job_{partition}_{secrets.token_hex(12)}"
 
 
+@lru_cache(maxsize=4096)
 def partition_of(job_id: str) -> int:
     """The partition in a job's id. ValueError when it is no id of ours."""
     prefix, partition, rest = job_id.split("_", 2)

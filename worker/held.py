@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from shared.bus import Chunk, Claimed, Lease
-from shared.events import Accepted, Answer, Failure, Finished, Progress, Tokens, Vector
+from shared.events import Accepted, Failure, Finished, Part, Progress, Tokens
 from shared.jobs import Job, Lane
 
 
@@ -30,7 +30,7 @@ class Held:
     """The engine has its sequences, and is the one to end them."""
     has_spoken: bool = False
     """In this attempt."""
-    parts: dict[int, Answer | Vector] = field(default_factory=dict)
+    parts: dict[int, Part] = field(default_factory=dict)
     failure: Failure | None = None
     accepted: Accepted | None = None
     progress: Progress | None = None
@@ -48,7 +48,7 @@ class Held:
     def is_complete(self) -> bool:
         return self.failure is not None or len(self.parts) >= self.expected
 
-    def hear(self, event: Accepted | Progress | Tokens | Answer | Vector | Failure) -> None:
+    def hear(self, event: Accepted | Progress | Tokens | Part | Failure) -> None:
         """Take in what the intake or the engine said. The first failure ends the job, whatever else is under way."""
         match event:
             case Tokens():
@@ -121,7 +121,7 @@ class HeldJobs:
     def get(self, job_id: str) -> Held | None:
         return self._by_id.get(job_id)
 
-    def hear(self, held: Held, event: Accepted | Progress | Tokens | Answer | Vector | Failure) -> None:
+    def hear(self, held: Held, event: Accepted | Progress | Tokens | Part | Failure) -> None:
         was_suspect = held.is_suspect
         held.hear(event)
         if was_suspect and not held.is_suspect:
@@ -141,8 +141,9 @@ class HeldJobs:
     def has_suspect(self) -> bool:
         return any(held.is_suspect for held in self._by_id.values())
 
-    def count(self, lane: Lane) -> int:
-        return sum(held.job.lane is lane for held in self._by_id.values())
+    def count(self, queue: str) -> int:
+        """Jobs of one line: of a lane, or the quick ones."""
+        return sum(held.job.queue == queue for held in self._by_id.values())
 
     async def wait_empty(self) -> None:
         await self._empty.wait()

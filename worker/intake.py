@@ -8,23 +8,30 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shared.bus import Claimed
 from shared.errors import InvalidRequest, PromptTooLong
-from shared.events import Accepted
-from shared.jobs import Chat, Completion, Embedding, Job, Prompt
+from shared.events import Accepted, Text, TokenIds
+from shared.jobs import ApplyTemplate, Chat, Completion, Detokenize, Embedding, Job, Prompt, Tokenize
 from worker.chat import ChatTemplate
 from worker.engine import EmbedTask, GenerateTask, Model, SequenceKey
 
 
 @dataclass(frozen=True, slots=True)
 class Intake:
-    """What a job becomes: its tasks, and the yes that its client hears."""
+    """What a job becomes: the yes that its client hears, and its tasks, or the answer at once."""
 
-    tasks: tuple[GenerateTask | EmbedTask, ...]
     accepted: Accepted
+    tasks: tuple[GenerateTask | EmbedTask, ...] = ()
+    answer: TokenIds | Text | None = None
+    """Of what needs no engine."""
+
+    @property
+    def n_parts(self) -> int:
+        """Parts that its ending will have."""
+        return len(self.tasks) or 1
 
 
 class Registrar:
@@ -51,6 +58,24 @@ class Registrar:
                 return self._embedding(claimed, job.request)
             case Completion() | Chat():
                 return self._generation(claimed, job.request, produced)
+            case Tokenize():
+                return self._tokenized(job.request)
+            case Detokenize(tokens=tokens):
+                if not self._model.has_tokens(tokens):
+                    raise InvalidRequest("a token id is outside the vocabulary", param="tokens")
+                return Intake(self._accepted(tokens), answer=Text(text=self._model.detokenize(tokens)))
+            case ApplyTemplate(chat=chat):
+                return Intake(self._accepted(()), answer=Text(text=self._template.render(chat)))
+
+    def _accepted(self, tokens: Sequence[int]) -> Accepted:
+        return Accepted(prompt_tokens=len(tokens), n_ctx=self._n_ctx)
+
+    def _tokenized(self, request: Tokenize) -> Intake:
+        ids = self._tokens(
+            request.content, "content", add_special=request.add_special, parse_special=request.parse_special
+        )
+        pieces = [self._model.token_bytes(token, special=True) for token in ids]
+        return Intake(self._accepted(ids), answer=TokenIds.of(ids, pieces))
 
     def _generation(
         self, claimed: Claimed, request: Completion | Chat, produced: Mapping[int, tuple[int, ...]]
@@ -71,7 +96,7 @@ class Registrar:
             queue_ms=max(0.0, claimed.now - claimed.enqueued_at) * 1e3,
             deadline=_deadline(claimed),
         )
-        return Intake((task,), Accepted(prompt_tokens=len(prompt), n_ctx=self._n_ctx))
+        return Intake(self._accepted(prompt), (task,))
 
     def _embedding(self, claimed: Claimed, request: Embedding) -> Intake:
         inputs = [self._tokens(value, "input") for value in request.inputs]
@@ -94,15 +119,19 @@ class Registrar:
             )
             for index, tokens in enumerate(inputs)
         )
-        return Intake(tasks, Accepted(prompt_tokens=sum(map(len, inputs)), n_ctx=self._n_ubatch))
+        return Intake(Accepted(prompt_tokens=sum(map(len, inputs)), n_ctx=self._n_ubatch), tasks)
 
-    def _tokens(self, prompt: Prompt, field: str) -> tuple[int, ...]:
+    def _tokens(
+        self, prompt: Prompt, field: str, *, add_special: bool = True, parse_special: bool = True
+    ) -> tuple[int, ...]:
         """Text is tokenized with its control tokens, as llama.cpp's server does; the first piece gets the BOS."""
         pieces = (prompt,) if isinstance(prompt, str) else prompt
         tokens: list[int] = []
         for position, piece in enumerate(pieces):
             if isinstance(piece, str):
-                tokens += self._model.tokenize(piece, add_special=position == 0, parse_special=True)
+                tokens += self._model.tokenize(
+                    piece, add_special=add_special and position == 0, parse_special=parse_special
+                )
             elif 0 <= piece < self._n_vocab:
                 tokens.append(piece)
             else:

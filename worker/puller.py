@@ -27,6 +27,7 @@ from worker.publisher import Publisher
 POLL_S = 0.25
 """Longest time between two looks at the queue: a wake-up is a message, and messages get lost."""
 QUICK_JOBS = 4
+"""At once, beside all slots."""
 
 log = structlog.get_logger(__name__)
 
@@ -69,8 +70,10 @@ class Puller:
         self._is_closing = False
         self._held.on_freed = self.nudge
         self._held.on_cleared = self.sweep
-        # Two threads: a long prompt being tokenized does not hold up a short one behind it.
+        # Two threads: a long prompt being tokenized does not hold up a short one behind it. And one for what is quick
+        # by kind, which has no limit of length: a megabyte to tokenize must not keep prompts from their slots.
         self._intake_threads = ThreadPoolExecutor(2, thread_name_prefix="intake")
+        self._quick_thread = ThreadPoolExecutor(1, thread_name_prefix="quick")
 
     def nudge(self) -> None:
         """There may be room or work: look now. Event loop only."""
@@ -125,7 +128,7 @@ class Puller:
         n_slots = self._station.n_slots
         n_interactive, n_bulk = self._held.count(Lane.INTERACTIVE), self._held.count(Lane.BULK)
         return Wanted(
-            quick=QUICK_JOBS,
+            quick=max(0, QUICK_JOBS - self._held.count("quick")),
             interactive=max(0, n_slots - n_interactive),
             bulk=max(0, n_slots + bulk_window(self._n_waiting, n_slots) - n_interactive - n_bulk),
             suspects=0 if self._held.has_suspect else 1,
@@ -157,16 +160,19 @@ class Puller:
         """Template, tokens and limits in a thread, then into the engine. A no goes to the client as the job's end."""
         try:
             produced = await self._produced(claimed)
+            threads = self._quick_thread if claimed.job.is_quick else self._intake_threads
             intake: Intake = await asyncio.get_running_loop().run_in_executor(
-                self._intake_threads, self._registrar.admit, claimed, produced
+                threads, self._registrar.admit, claimed, produced
             )
         except Rejected as error:
             self._publisher.say(claimed.lease, Failure.of(error))
             return
         if held := self._still_held(claimed):
-            held.expected = len(intake.tasks)
+            held.expected = intake.n_parts
             held.is_taken_in = True
             self._publisher.say(claimed.lease, intake.accepted)
+            if intake.answer is not None:
+                self._publisher.say(claimed.lease, intake.answer)
             for task in intake.tasks:
                 self._engine.submit(task)
 

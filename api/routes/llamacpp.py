@@ -5,9 +5,21 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from api.schemas import llamacpp
+from api.schemas import llamacpp, vocabulary
 from api.synchronous import answer
 
 
 async def completion(request: Request) -> ASGIApp:
     return await answer(request, llamacpp.completion)
+
+
+async def tokenize(request: Request) -> ASGIApp:
+    return await answer(request, vocabulary.tokenize)
+
+
+async def detokenize(request: Request) -> ASGIApp:
+    return await answer(request, vocabulary.detokenize)
+
+
+async def apply_template(request: Request) -> ASGIApp:
+    return await answer(request, vocabulary.apply_template)

@@ -20,14 +20,14 @@ MAX_TOKEN_ID = 2**31 - 1
 def prompts_of(name: str, value: Any) -> tuple[Prompt, ...]:
     """All prompts in the field `name`, at least one. Raises InvalidRequest."""
     if not isinstance(value, list):
-        return (_prompt(name, value),)
+        return (prompt_of(name, value),)
     if not value:
         raise bad_field(name, "must not be empty")
     if any(_is_token(item) for item in value):
         return (_pieces(name, value),)
     if len(value) > MAX_PROMPTS:
         raise bad_field(name, f"has {len(value)} elements, but {MAX_PROMPTS} are allowed")
-    return tuple(_prompt(f"{name}[{place}]", item) for place, item in enumerate(value))
+    return tuple(prompt_of(f"{name}[{place}]", item) for place, item in enumerate(value))
 
 
 def inputs_of(name: str, value: Any) -> tuple[Prompt, ...]:
@@ -38,7 +38,8 @@ def inputs_of(name: str, value: Any) -> tuple[Prompt, ...]:
     return inputs
 
 
-def _prompt(name: str, value: Any) -> Prompt:
+def prompt_of(name: str, value: Any) -> Prompt:
+    """The one prompt in the field `name`. Raises InvalidRequest."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):

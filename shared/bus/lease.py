@@ -136,7 +136,12 @@ class LeaseKeeper:
         leases = [each.lease for each in group]
         call = renew.call(
             [self._keys.beats(partition), *(self._keys.job(lease.job_id) for lease in leases)],
-            [self._worker, round(self._lease_s * 1000), *(lease.token for lease in leases)],
+            [
+                self._keys.prefix(partition),
+                self._worker,
+                round(self._lease_s * 1000),
+                *(lease.token for lease in leases),
+            ],
         )
         try:
             return self._client.execute_command(*call)  # type: ignore[no-any-return, no-untyped-call]

@@ -60,7 +60,7 @@ class Wanted(NamedTuple):
     place from bulk, so that at most max(interactive, bulk) come from them."""
 
     quick: int
-    """Jobs of the worker's own stream."""
+    """Jobs that need no slot, and those of the worker's own stream."""
     interactive: int
     bulk: int
     suspects: int = 1
@@ -350,10 +350,10 @@ class Queue:
         names = [
             keys.job(job.id),
             keys.load(partition, job.model),
-            own or keys.lane(partition, job.model, job.lane, job.tenant),
+            own or keys.lane(partition, job.model, job.queue, job.tenant),
             keys.due(partition),
             keys.lanes(partition),
-            keys.turn(partition, job.model, job.lane),
+            keys.turn(partition, job.model, job.queue),
             keys.index(partition, job.tenant),
         ]
         if idempotency_key is not None:
@@ -379,7 +379,7 @@ class Queue:
             self._share(settings.max_queued_per_tenant),
             self._keys.wake(partition_of(job.id), job.model),
             _fingerprint(job) if idempotency_key is not None else "",
-            "1" if worker else "0",
+            "own" if worker else job.queue,
             request,
             job.body or "",
             job.endpoint,
@@ -437,11 +437,11 @@ class Queue:
         )
         while True:
             [reply] = await run(self._link, claim, [call])
-            now_ms, is_more, n_own, n_interactive, n_bulk, n_suspects, n_waiting, rows = reply
+            now_ms, is_more, n_quick, n_interactive, n_bulk, n_suspects, n_waiting, rows = reply
             if rows or not is_more:
                 break
         left = Wanted(
-            wanted.quick - n_own,
+            wanted.quick - n_quick,
             wanted.interactive - n_interactive,
             max(0, wanted.bulk - n_interactive - n_bulk),
             wanted.suspects - n_suspects,
@@ -510,17 +510,17 @@ class Queue:
     async def _outlook(self, partition: int, fields: dict[str, Reply]) -> tuple[int | None, float | None]:
         """(position, seconds until it runs) of a queued job. An estimate: tenants take turns, so a job with n of its
         own tenant's before it waits for about n of each other's."""
-        lane, tenant, model = (fields[name].decode() for name in ("lane", "tenant", "model"))
-        if fields["queue"] == b"own":
+        queue, tenant, model = (fields[name].decode() for name in ("queue", "tenant", "model"))
+        if queue == "own":
             return 1, None
         load = f"{self._keys.prefix(partition)}load:{model}"
-        turn = f"{self._keys.prefix(partition)}turn:{model}:{lane}"
-        names = (f"taken:{lane}:{tenant}", f"queued:{lane}", "queued:interactive", *_RATE_FIELDS)
+        turn = f"{self._keys.prefix(partition)}turn:{model}:{queue}"
+        names = (f"taken:{queue}:{tenant}", f"queued:{queue}", "queued:interactive", *_RATE_FIELDS)
         counts, n_tenants, time = await ask(self._link, [("HMGET", load, *names), ("ZCARD", turn), ("TIME",)])
         taken, queued, interactive = (max(0, int(count or 0)) for count in counts[:3])
         own = max(1, int(fields["ticket"]) - taken)
         position = max(own, min(own * max(1, n_tenants), queued))
-        if lane == Lane.BULK:
+        if queue == Lane.BULK:
             position += interactive
         rate = _rate(counts[3:], _seconds(time))
         return position, round(position / rate, 1) if rate else None

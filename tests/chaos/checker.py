@@ -62,10 +62,12 @@ def endings_stand(history: History, aftermath: Aftermath) -> Found:
 
 
 def endings_have_reasons(history: History, aftermath: Aftermath) -> Found:
-    """A job is cancelled when somebody asked for it, expired when its time was short, failed when its workers died."""
+    """A job is cancelled when somebody asked for it or nobody listens to it, expired when its time was short, failed
+    when its workers died."""
     for job in aftermath.jobs.values():
         order = history.offered[job.id]
-        if job.status == "cancelled" and job.id not in history.cancelled:
+        has_listeners = order.is_durable or order.n_readers > 0
+        if job.status == "cancelled" and job.id not in history.cancelled and has_listeners:
             yield job.id, "was cancelled, and nobody asked for it"
         if job.status == "expired" and order.deadline_s == NEVER_S:
             yield job.id, "expired long before its time"

@@ -23,7 +23,7 @@ COMPARISONS = {
         "if was ~= 'running' then",
     ),
     "renew": (
-        "if status ~= 'running' or lease ~= ARGV[i + 1] then",
+        "if status ~= 'running' or lease ~= ARGV[i + 2] then",
         "if status ~= 'running' then",
     ),
 }

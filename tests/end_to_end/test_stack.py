@@ -80,6 +80,36 @@ async def test_what_only_a_worker_can_know_is_a_plain_error_even_for_a_stream(st
     assert (await stack.http.post("/completion", json=ask())).status_code == 200
 
 
+async def test_what_needs_no_slot_is_answered_while_all_slots_are_taken(stack: Stack, model: Path) -> None:
+    await stack.start_worker(model, ctx_size=8192, parallel=1)
+    jobs = [await make_job(stack, ask(n_predict=7000), priority="interactive") for _ in range(2)]
+    await stack.until(lambda: _is(stack, busy=1))
+
+    async def post(path: str, body: dict[str, Any]) -> Any:
+        response = await stack.http.post(path, json=body, timeout=30)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    text = "Grüße, 世界! 🌍"
+    ids = (await post("/tokenize", {"content": text}))["tokens"]
+    assert await post("/detokenize", {"tokens": ids}) == {"content": text}
+    assert await post("/tokenize", {"content": [*ids[:3], "x", 5]}) == {
+        "tokens": [*ids[:3], *(await post("/tokenize", {"content": "x"}))["tokens"], 5]
+    }
+    assert await post("/tokenize", {}) == {"tokens": []}
+    pieces = (await post("/tokenize", {"content": text, "with_pieces": True}))["tokens"]
+    assert [piece["id"] for piece in pieces] == ids
+    raw = [piece["piece"].encode() if isinstance(piece["piece"], str) else bytes(piece["piece"]) for piece in pieces]
+    assert b"".join(raw) == text.encode()
+    chat = {"messages": [{"role": "user", "content": "Hello"}]}
+    assert (await post("/apply-template", chat))["prompt"].endswith("Hello<|im_end|>\n<|im_start|>assistant\n")
+
+    response = await stack.http.post("/detokenize", json={"tokens": [2**30]})
+    assert (response.status_code, "tokens" in response.text or "vocabulary" in response.text) == (400, True)
+    states = [(await stack.http.post(f"/v1/jobs/{job_id}/cancel")).json()["status"] for job_id in jobs]
+    assert "succeeded" not in states[1:], "the slot was free after all: the test shows nothing"
+
+
 async def test_two_streams_share_one_batch(stack: Stack, model: Path) -> None:
     await stack.start_worker(model, ctx_size=8192, parallel=2)
     jobs = [await make_job(stack, ask(n_predict=LONG, seed=n), priority="interactive") for n in range(2)]

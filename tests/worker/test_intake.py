@@ -9,6 +9,7 @@ import pytest
 
 from shared.bus import Claimed, Lease
 from shared.errors import InvalidRequest, PromptTooLong, Rejected
+from shared.events import Text, TokenIds
 from shared.jobs import Job
 from worker.demo import demo_model_path
 from worker.engine import EmbedTask, GenerateTask, Model
@@ -131,3 +132,25 @@ def test_an_input_that_cannot_be_embedded_refuses_the_job(registrar: Registrar, 
     with pytest.raises(Rejected, match=said) as raised:
         admit(registrar, kind="embedding", inputs=inputs)
     assert raised.value.param == "input"
+
+
+def test_what_needs_no_engine_is_answered_at_once(registrar: Registrar, model: Model) -> None:
+    intake = admit(registrar, kind="tokenize", content="Hi <|im_end|>")
+    assert intake.tasks == () and intake.n_parts == 1 and isinstance(intake.answer, TokenIds)
+    assert intake.answer.ids[-1] == IM_END
+    assert b"".join(intake.answer.pieces_bytes()) == b"Hi <|im_end|>"
+    plain = admit(registrar, kind="tokenize", content="<|im_end|>", parse_special=False).answer
+    assert isinstance(plain, TokenIds) and IM_END not in plain.ids
+    assert admit(registrar, kind="detokenize", tokens=intake.answer.ids).answer == Text(text="Hi <|im_end|>")
+    message = {"role": "user", "content": "Hi"}
+    answer = admit(registrar, kind="apply_template", chat={"messages": [message]}).answer
+    assert isinstance(answer, Text) and answer.text.endswith("<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize("token", [-1, 2**31 - 1, 49152])
+def test_no_id_outside_the_vocabulary_is_looked_up(registrar: Registrar, token: int) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        admit(registrar, kind="detokenize", tokens=[token])
+    assert refused.value.param == "tokens"
+    with pytest.raises(InvalidRequest):
+        admit(registrar, kind="tokenize", content=[token])

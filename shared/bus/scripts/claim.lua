@@ -14,6 +14,8 @@ local MOST_DEATHS = 3
 
 local now = clock()
 local handed = {}
+local handed_cost = 0 -- what they take from their tenants' shares
+local no_longer_queued = {} -- counts of the load hash -> how many fewer
 local looks = 1000 -- entries looked at in one call: a script makes everybody wait
 local cleared = 0 -- of them, what is gone now
 
@@ -44,10 +46,10 @@ end
 local function hand_out(stream, entry, id, is_lost)
   looks = looks - 1
   local key = prefix .. 'job:' .. id
-  local status, known, request, newness, created, deadline, deaths, cancel, queue, tenant, held_by, events, log_keep_ms =
-    unpack(redis.call(
+  local status, known, request, newness, created, deadline, deaths, cancel, queue, tenant, held_by, events, log_keep_ms,
+    epoch, attempts, started, cost = unpack(redis.call(
       'HMGET', key, 'status', 'entry', 'job', 'version', 'created_ms', 'deadline_ms', 'deaths', 'cancel', 'queue',
-      'tenant', 'worker', 'events', 'log_keep_ms'))
+      'tenant', 'worker', 'events', 'log_keep_ms', 'epoch', 'attempts', 'started_ms', 'cost'))
   if known ~= entry or (status ~= 'queued' and status ~= 'running') then
     discard(stream, entry)
     return false
@@ -89,22 +91,24 @@ local function hand_out(stream, entry, id, is_lost)
     return false
   end
 
-  local epoch = redis.call('HINCRBY', key, 'epoch', 1)
-  local attempt = redis.call('HINCRBY', key, 'attempts', 1)
+  epoch, attempts = epoch + 1, attempts + 1
   local lease = worker .. ':' .. epoch .. ':' .. nonce
-  redis.call('HSET', key, 'status', 'running', 'lease', lease, 'worker', worker)
-  redis.call('HSETNX', key, 'started_ms', now)
+  redis.call(
+    'HSET', key, 'status', 'running', 'lease', lease, 'worker', worker, 'epoch', epoch, 'attempts', attempts,
+    'started_ms', started or now)
   -- From here on the log refuses the ids of earlier attempts, whatever they believe.
-  redis.call('XADD', prefix .. 'log:' .. id, epoch .. '-0', 'attempt', attempt)
+  redis.call('XADD', prefix .. 'log:' .. id, epoch .. '-0', 'attempt', attempts)
   redis.call('PEXPIREAT', prefix .. 'log:' .. id, deadline + log_keep_ms)
   if deaths > 0 then
     suspects = suspects - 1
   end
   if not is_lapsed then
-    redis.call('HINCRBY', load, 'queued:' .. queue, -1)
-    redis.call('HINCRBY', load, 'queued:' .. queue .. ':' .. tenant, -1)
+    for _, count in ipairs({'queued:' .. queue, 'queued:' .. queue .. ':' .. tenant}) do
+      no_longer_queued[count] = (no_longer_queued[count] or 0) + 1
+    end
   end
-  handed[#handed + 1] = {id, request, lease, attempt, deaths, tonumber(events), created, deadline}
+  handed_cost = handed_cost + cost
+  handed[#handed + 1] = {id, request, lease, attempts, deaths, tonumber(events), created, deadline}
   return true
 end
 
@@ -188,12 +192,9 @@ local function take_waiting(lane, room)
       idle = idle + 1
     else
       redis.call('HINCRBY', load, 'taken:' .. lane .. ':' .. tenant, #entries)
-      local first = #handed
+      local cost_before = handed_cost
       taken = taken + hand_out_all(stream, entries)
-      local cost = 0
-      for i = first + 1, #handed do
-        cost = cost + redis.call('HGET', prefix .. 'job:' .. handed[i][1], 'cost')
-      end
+      local cost = handed_cost - cost_before
       if cost > 0 then
         redis.call('HSET', load, 'clock:' .. lane, had)
         redis.call('ZINCRBY', turn, cost, tenant)
@@ -221,9 +222,13 @@ local function take(lane, room)
 end
 
 local most_suspects = suspects
-local n_own = take_own(quick)
+local n_quick = take_own(quick)
+n_quick = n_quick + take('quick', quick - n_quick)
 local n_interactive = take('interactive', interactive)
 local n_bulk = take('bulk', bulk - n_interactive) -- they share slots: what a person got, bulk does not get
+for count, fewer in pairs(no_longer_queued) do
+  redis.call('HINCRBY', load, count, -fewer)
+end
 local n_waiting = tonumber(redis.call('HGET', load, 'queued:bulk') or 0)
 local is_more = looks <= 0 and cleared > 0
-return {now, is_more and 1 or 0, n_own, n_interactive, n_bulk, most_suspects - suspects, n_waiting, handed}
+return {now, is_more and 1 or 0, n_quick, n_interactive, n_bulk, most_suspects - suspects, n_waiting, handed}

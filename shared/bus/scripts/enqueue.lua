@@ -8,7 +8,8 @@ local turn, index, idem = KEYS[6], KEYS[7], KEYS[8] -- idem: only with an idempo
 local id, model, lane, tenant, cost = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local life_ms, keep_ms, log_keep_ms = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 local most, most_of_tenant = tonumber(ARGV[9]), tonumber(ARGV[10])
-local wake, fingerprint, is_own = ARGV[11], ARGV[12], ARGV[13] == '1' -- own: for one worker, not for a lane
+local wake, fingerprint = ARGV[11], ARGV[12]
+local queue = ARGV[13] -- quick, interactive or bulk; or own: for one worker alone
 local request, body, endpoint, metadata, durable = ARGV[14], ARGV[15], ARGV[16], ARGV[17], ARGV[18]
 local version = ARGV[19]
 
@@ -31,25 +32,28 @@ if idem then
   end
 end
 
+local of_queue, of_tenant = 'queued:' .. queue, 'queued:' .. queue .. ':' .. tenant
+local tickets = 'added:' .. queue .. ':' .. tenant
 local counts = redis.call(
-  'HMGET', load, 'queued:own', 'queued:interactive', 'queued:bulk', 'queued:own:' .. tenant,
-  'queued:interactive:' .. tenant, 'queued:bulk:' .. tenant)
-for i = 1, 6 do
-  counts[i] = tonumber(counts[i] or 0)
+  'HMGET', load, 'queued:own', 'queued:quick', 'queued:interactive', 'queued:bulk', 'queued:own:' .. tenant,
+  'queued:quick:' .. tenant, 'queued:interactive:' .. tenant, 'queued:bulk:' .. tenant, of_queue, of_tenant, tickets)
+local waiting, waiting_of_tenant = 0, 0
+for i = 1, 4 do
+  waiting = waiting + (counts[i] or 0)
+  waiting_of_tenant = waiting_of_tenant + (counts[i + 4] or 0)
 end
-if counts[1] + counts[2] + counts[3] >= most then
+if waiting >= most then
   return {'full', most}
-elseif counts[4] + counts[5] + counts[6] >= most_of_tenant then
+elseif waiting_of_tenant >= most_of_tenant then
   return {'full', most_of_tenant}
 end
 
 local now = clock()
 local deadline = now + life_ms
 local entry = redis.call('XADD', stream, '*', 'job', id)
-local queue = is_own and 'own' or lane
-local waiting = redis.call('HINCRBY', load, 'queued:' .. queue .. ':' .. tenant, 1)
-redis.call('HINCRBY', load, 'queued:' .. queue, 1)
-local ticket = is_own and 0 or redis.call('HINCRBY', load, 'added:' .. lane .. ':' .. tenant, 1)
+local is_own = queue == 'own'
+local ahead, ticket = tonumber(counts[10] or 0), (counts[11] or 0) + 1
+redis.call('HSET', load, of_queue, (counts[9] or 0) + 1, of_tenant, ahead + 1, tickets, ticket)
 
 redis.call(
   'HSET', job, 'status', 'queued', 'job', request, 'version', version, 'body', body, 'endpoint', endpoint,
@@ -77,10 +81,10 @@ if is_own then
   -- The stream goes with its last job, should the worker never come back.
   keep_until(stream, deadline + keep_ms)
 else
-  redis.call('SADD', lanes, model .. ':' .. lane)
-  if waiting == 1 then
+  redis.call('SADD', lanes, model .. ':' .. queue)
+  if ahead == 0 then
     -- Who comes back does not get the turns that it did not use.
-    redis.call('ZADD', turn, 'GT', redis.call('HGET', load, 'clock:' .. lane) or 0, tenant)
+    redis.call('ZADD', turn, 'GT', redis.call('HGET', load, 'clock:' .. queue) or 0, tenant)
   end
 end
 redis.call('PUBLISH', wake, 'new')

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from typing import Any
 
 import pytest
@@ -143,6 +144,36 @@ async def test_a_cancel_is_told_once(bus: Bus, keeper: LeaseKeeper, told: Told) 
     await told.wait()
     assert await over(2 * LEASE_S, bus) == []
     assert told.cancelled == [job.id]
+
+
+@pytest.mark.parametrize("is_durable", [True, False])
+async def test_a_job_is_cancelled_when_the_only_one_who_waits_is_long_gone(
+    bus: Bus, keeper: LeaseKeeper, told: Told, behind: Behind, is_durable: bool
+) -> None:
+    job = await queued(bus, is_durable=is_durable)
+
+    async def is_missed() -> bool:
+        return await behind.field(job.id, "unheard_ms") is not None
+
+    async with bus.log.follow(job.id):
+        keeper.hold((await claimed(bus)).lease)
+        await behind.client.hset(behind.keys.job(job.id), "unheard_ms", 1)
+        if not is_durable:
+            await eventually(lambda: negated(is_missed()))
+        await asyncio.sleep(LEASE_S)
+    assert told.cancelled == []
+    if is_durable:
+        await asyncio.sleep(LEASE_S)
+        assert told.cancelled == []
+    else:
+        await eventually(is_missed)
+        await behind.client.hset(behind.keys.job(job.id), "unheard_ms", 1)
+        await told.wait()
+        assert told.cancelled == [job.id]
+
+
+async def negated(finding: Awaitable[bool]) -> bool:
+    return not await finding
 
 
 async def test_an_ended_job_is_told_as_lost(bus: Bus, keeper: LeaseKeeper, told: Told, behind: Behind) -> None:

@@ -13,7 +13,20 @@ import pytest
 from shared.bus import Bus, Chunk, Lease, Verdict, Wanted, open_bus
 from shared.errors import BusUnavailable, IdempotencyConflict, QueueFull, UnknownJob
 from shared.events import Accepted, Failure, Finished, Progress
-from shared.jobs import VERSION, Chat, Completion, Embedding, Job, JobStatus, Lane, new_job_id, partition_of
+from shared.jobs import (
+    VERSION,
+    ApplyTemplate,
+    Chat,
+    Completion,
+    Detokenize,
+    Embedding,
+    Job,
+    JobStatus,
+    Lane,
+    Tokenize,
+    new_job_id,
+    partition_of,
+)
 from shared.settings import BusSettings
 from tests.shared.bus.conftest import ANY, Behind, a_job, claimed, eventually, keeper, other_lease, queued, tokens
 
@@ -48,6 +61,9 @@ class TestEnqueue:
             Completion(prompt=(1, "two", 3)),
             Chat(messages=({"role": "user", "content": "hi"},), template_kwargs={"a": [1]}),
             Embedding(inputs=("a", (1, 2))),
+            Tokenize(content=("a", 1)),
+            Detokenize(tokens=(1, 2)),
+            ApplyTemplate(chat=Chat(messages=({"role": "user", "content": "hi"},))),
         ],
         ids=lambda each: each.kind,
     )
@@ -143,6 +159,22 @@ class TestClaim:
             await queued(wide, lane=lane)
         [first] = await wide.queue.claim("w1", "m", Wanted(0, 1, 1))
         assert first.job.lane is Lane.INTERACTIVE
+
+    async def test_what_needs_no_slot_is_handed_out_without_one(self, wide: Bus) -> None:
+        quick = [await queued(wide, request=Tokenize(content="a"), tenant=f"t{i % 2}") for i in range(6)]
+        await queued(wide)
+        claims = await wide.queue.claim("w1", "m", Wanted(4, 0, 0))
+        assert len(claims) == 4 and {claim.job.id for claim in claims} < {job.id for job in quick}
+        assert len(await wide.queue.claim("w1", "m", ANY)) == 3
+        for claim in claims:
+            assert await wide.queue.finish(claim.lease, SUCCEEDED, 1)
+
+    async def test_what_needs_no_slot_counts_into_the_depth(self, bus_settings: BusSettings) -> None:
+        async with open_bus(bus_settings.model_copy(update={"max_queued": 2}), name="test") as bus:
+            for _ in range(2):
+                await queued(bus, request=Tokenize(content="a"))
+            with pytest.raises(QueueFull):
+                await queued(bus)
 
     async def test_only_the_model_asked_for(self, bus: Bus) -> None:
         await queued(bus, model="other:model")

@@ -1,0 +1,93 @@
+"""llama.cpp's paths that ask for the model's words and not for its thoughts: tokenize, detokenize, apply-template.
+
+The API has no model, so they are jobs too: quick ones, which need no slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from api.schemas import openai
+from api.schemas.ask import Ask, Heard
+from api.schemas.prompts import MAX_TOKEN_ID, prompt_of
+from api.schemas.strict import ClientFields, bad_field, read
+from shared.events import Finished, Text, TokenIds
+from shared.jobs import ApplyTemplate, Chat, Detokenize, Tokenize
+
+
+class TokenizeFields(ClientFields):
+    model: str | None = None
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
+class DetokenizeFields(ClientFields):
+    model: str | None = None
+    tokens: list[Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]] = []
+
+
+def tokenize(fields: dict[str, Any]) -> Ask:
+    """The job of a `/tokenize` body; no content is no tokens. Raises InvalidRequest."""
+    typed = read(TokenizeFields, fields)
+    content = prompt_of("content", fields["content"]) if fields.get("content") is not None else ""
+    request = Tokenize(content=content, add_special=typed.add_special, parse_special=typed.parse_special)
+    listed = _pieces if typed.with_pieces else _ids
+    return Ask((request,), lambda _: QuickShape(lambda part: {"tokens": listed(part)}), model=typed.model)
+
+
+def detokenize(fields: dict[str, Any]) -> Ask:
+    """The job of a `/detokenize` body. Raises InvalidRequest."""
+    typed = read(DetokenizeFields, fields)
+    request = Detokenize(tokens=tuple(typed.tokens))
+    return Ask((request,), lambda _: QuickShape(lambda part: {"content": part.text}), model=typed.model)
+
+
+def apply_template(fields: dict[str, Any]) -> Ask:
+    """The job of a chat body that is rendered and not run. Raises InvalidRequest or NotSupported."""
+    if fields.get("stream"):
+        raise bad_field("stream", "a rendered prompt is not streamed")
+    asked = openai.chat(fields)
+    (chat,) = asked.requests
+    assert isinstance(chat, Chat)
+    return Ask((ApplyTemplate(chat=chat),), lambda _: QuickShape(lambda part: {"prompt": part.text}), model=asked.model)
+
+
+class QuickShape:
+    """One part, said at once."""
+
+    def __init__(self, render: Callable[[Any], dict[str, Any]]) -> None:
+        self._render = render
+
+    def say(self, heard: Heard) -> bytes:
+        return b""
+
+    def end(self) -> bytes:
+        return b""
+
+    def failed(self, error: Exception) -> bytes:
+        raise AssertionError("never streamed")
+
+    def body(self, endings: Sequence[Finished]) -> Any:
+        ((part,),) = (ending.parts for ending in endings)
+        assert isinstance(part, TokenIds | Text)
+        return self._render(part)
+
+
+def _ids(part: TokenIds) -> list[int]:
+    return list(part.ids)
+
+
+def _pieces(part: TokenIds) -> list[dict[str, Any]]:
+    """A piece that is no text of its own, half a character, is told by its bytes."""
+    return [{"id": token, "piece": _piece(raw)} for token, raw in zip(part.ids, part.pieces_bytes(), strict=True)]
+
+
+def _piece(raw: bytes) -> str | list[int]:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return list(raw)
