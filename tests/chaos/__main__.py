@@ -15,13 +15,15 @@ from pathlib import Path
 
 import uvloop
 
+from tests.chaos.checker import Violation
 from tests.chaos.run import Outcome, Plan, play
 from tests.chaos.server import binary_of
 
 JOBS_PER_S = 25
 GAP_S = 0.6
 SERVERS = ("valkey", "redis7")
-MOST_SHOWN = 40
+MOST_SHOWN = 10
+"""Of one check."""
 
 
 def main() -> int:
@@ -80,17 +82,22 @@ def report(outcome: Outcome) -> str:
         **{f"  {name}": n for name, n in sorted(outcome.faults.items())},
         "seconds": round(outcome.seconds),
         "violations": len(outcome.violations),
-        **{f"  {name}": n for name, n in Counter(each.check for each in outcome.violations).items()},
+        **{f"  {name}": len(found) for name, found in found_by_check(outcome).items()},
     }
     head = f"{plan.server}, seed {plan.seed}, {plan.partitions} partition(s){'' if plan.is_fenced else ', no fence'}"
     lines = [head, *(f"  {name:34}{n:>8}" for name, n in rows.items())]
-    shown = outcome.violations[:MOST_SHOWN]
-    lines += [f"{each.check}: {each.job_id} {each.what}" for each in shown]
-    if len(shown) < len(outcome.violations):
-        lines.append(f"... and {len(outcome.violations) - len(shown)} more")
-    if shown:
+    for name, found in found_by_check(outcome).items():
+        lines += [f"{name}: {each.job_id} {each.what}" for each in found[:MOST_SHOWN]]
+    if outcome.violations:
         lines.append(f"again: python -m tests.chaos --seed {plan.seed} --jobs {plan.n_jobs} --server {plan.server}")
     return "\n".join(lines)
+
+
+def found_by_check(outcome: Outcome) -> dict[str, list[Violation]]:
+    found: dict[str, list[Violation]] = {}
+    for each in outcome.violations:
+        found.setdefault(each.check, []).append(each)
+    return found
 
 
 if __name__ == "__main__":

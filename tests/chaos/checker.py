@@ -49,7 +49,7 @@ def acknowledged_jobs_ended(history: History, aftermath: Aftermath) -> Found:
     for job in aftermath.jobs.values():
         if job.status not in ENDED or job.finished is None or job.finished.status != job.status:
             yield job.id, f"is {job.status} with the result {job.finished}"
-        if "lease" in job.fields:
+        if job.fields.get("lease"):
             yield job.id, f"has ended, and {job.fields['lease']} holds it"
 
 
