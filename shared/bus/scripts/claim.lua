@@ -1,16 +1,20 @@
 #!lua flags=allow-oom
 -- claim: hands out the jobs of silent workers and waiting ones.
 -- Invariant: a job that is handed out is running under a lease that nobody else has ever had; never more are handed
--- out than asked for, and never more that a worker has died with. Cancelled, expired and vanished jobs end here.
+-- out than asked for, and never more suspects. Cancelled, expired and vanished jobs end here.
 -- uses: clock ending putback
 local load = KEYS[1]
 local prefix, model, worker, nonce = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local lease_ms, is_sweep = tonumber(ARGV[5]), ARGV[6] == '1'
 local quick, interactive, bulk = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
-local suspects = tonumber(ARGV[10]) -- jobs that a worker has died with, in all lanes together
+local suspects = tonumber(ARGV[10]) -- in all lanes together: jobs whose next death must be theirs alone
 local version = tonumber(ARGV[11]) -- the newest kind of request that the worker can read
 
 local MOST_DEATHS = 3
+
+local function is_suspect(deaths)
+  return deaths == MOST_DEATHS - 1
+end
 
 local now = clock()
 local handed = {}
@@ -81,7 +85,7 @@ local function hand_out(stream, entry, id, is_lost)
     bury(prefix, id, model, tenant, held_by, why)
     end_without_answer(id, 'failed', 'worker_died', 'The job was given up: ' .. why .. '.')
     return false
-  elseif tonumber(newness or 1) > version or (deaths > 0 and suspects <= 0) then
+  elseif tonumber(newness or 1) > version or (is_suspect(deaths) and suspects <= 0) then
     -- Not for this worker, or not now.
     if is_lapsed then
       put_back(prefix, key, worker)
@@ -99,7 +103,7 @@ local function hand_out(stream, entry, id, is_lost)
   -- From here on the log refuses the ids of earlier attempts, whatever they believe.
   redis.call('XADD', prefix .. 'log:' .. id, epoch .. '-0', 'attempt', attempts)
   redis.call('PEXPIREAT', prefix .. 'log:' .. id, deadline + log_keep_ms)
-  if deaths > 0 then
+  if is_suspect(deaths) then
     suspects = suspects - 1
   end
   if not is_lapsed then
