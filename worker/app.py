@@ -18,7 +18,7 @@ import structlog
 from shared.bus import Bus, LeaseKeeper, open_bus
 from shared.errors import BusUnavailable
 from shared.settings import WorkerSettings
-from worker.engine import Engine, EngineConfig
+from worker.engine import Engine, EngineConfig, OnEvents
 from worker.held import HeldJobs
 from worker.intake import Registrar
 from worker.presence import Announcer
@@ -38,7 +38,7 @@ class EngineDied(Exception):
     """The decode thread ended or hangs. The process must go: its jobs come back by their leases."""
 
 
-async def run(settings: WorkerSettings) -> None:
+async def run(settings: WorkerSettings, make_engine: Callable[[EngineConfig, OnEvents], Engine] = Engine) -> None:
     """Work until SIGTERM or SIGINT. ConfigError or LoadFailed when it cannot start, EngineDied when it cannot go on."""
     config = EngineConfig.from_settings(settings)
     name = settings.alias or config.model.stem
@@ -46,10 +46,9 @@ async def run(settings: WorkerSettings) -> None:
     signals = StopSignals()
     async with open_bus(settings, name=worker_id) as bus:
         await _reach(bus)
-        await bus.check_server()
         announcer = Announcer(bus.presence, worker_id, name, config)
         publisher = Publisher(bus.queue, held := HeldJobs(), worker_id)
-        engine = Engine(config, publisher.post)
+        engine = make_engine(config, publisher.post)
         async with _beside(announcer.run()):
             await _load(engine, config, name)
             try:
@@ -115,11 +114,12 @@ class StopSignals:
 
 
 async def _reach(bus: Bus) -> None:
-    """Wait for the bus, however long: a worker may well start before its Redis."""
+    """Wait for the bus, however long: a worker may well start before its Redis. ConfigError when it will not do."""
     wait = 0.2
     while True:
         try:
-            return await bus.ping()
+            await bus.ping()
+            return await bus.check_server()
         except BusUnavailable as error:
             log.warning("waiting for the bus", reason=error.message)
             await asyncio.sleep(wait * random.uniform(0.5, 1.5))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TypeAlias
 
 import hiredis
@@ -137,7 +137,8 @@ class Link:
         try:
             async with asyncio.timeout(REPLY_TIMEOUT_S):
                 await _drop_dead(connection)
-                await connection.send_packed_command([parcel.packed for parcel in parcels])
+                with broken_as_os_error():
+                    await connection.send_packed_command([parcel.packed for parcel in parcels])
                 for parcel in parcels:
                     replies = [await _reply(connection) for _ in range(parcel.n_commands)]
                     if not parcel.replies.done():
@@ -151,6 +152,18 @@ class Link:
             _fail(parcels, BusUnavailable("The bus was closed.") if is_cancelled else error)
             if not isinstance(error, Exception):
                 raise
+
+
+@contextmanager
+def broken_as_os_error() -> Iterator[None]:
+    """Around whatever writes. A connection that broke a moment ago, before its reader has heard so, is an OSError
+    to asyncio's own loop, and a RuntimeError to uvloop's."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "handler is closed" not in str(error):
+            raise
+        raise ConnectionResetError(str(error)) from error
 
 
 async def _drop_dead(connection: AbstractConnection) -> None:

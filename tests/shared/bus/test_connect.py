@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvloop
+from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ResponseError
 
 from shared.bus import Bus, open_bus
 from shared.bus.connect import Link, connection_factory, is_refusal
 from shared.bus.script import ask, script
+from shared.bus.subscriber import Subscriber
 from shared.errors import BusUnavailable
 from shared.settings import BusSettings, ConfigError
 from tests.shared.bus.conftest import Behind
@@ -53,6 +57,29 @@ async def test_connections_that_the_server_closed_are_opened_anew(bus: Bus, behi
         await behind.client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
         await asyncio.sleep(0)
         await bus.ping()
+
+
+def test_a_connection_that_breaks_under_uvloop_is_opened_anew(bus_settings: BusSettings) -> None:
+    connect = connection_factory(bus_settings, "test")
+    made: list[Any] = []
+
+    def remember() -> AbstractConnection:
+        made.append(connect())
+        return made[-1]
+
+    async def break_and_write() -> None:
+        async with Link(remember) as link, Subscriber(remember) as subscriber:
+            for round_ in range(3):
+                async with subscriber.listen([f"before {round_}"], 8):
+                    await link.send([("PING",)])
+                    for connection in made:
+                        if connection.is_connected:
+                            connection._writer.transport.abort()  # as a reset does
+                    await asyncio.sleep(0)  # now it is closed, and its reader will hear so in a moment
+                    async with subscriber.listen([f"after {round_}"], 8):
+                        assert await link.send([("PING",)]) == [b"PONG"]
+
+    uvloop.run(break_and_write())
 
 
 async def test_the_process_is_named_in_the_servers_list(bus_settings: BusSettings, behind: Behind) -> None:
