@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.context import STOPPING
 from api.problems import response_to
-from api.schemas.strict import parse_object
+from api.schemas.strict import bad_field, parse_object
 from shared.errors import NotReady, Unauthenticated
 
 log = structlog.get_logger(__name__)
@@ -156,6 +156,23 @@ async def read_body(request: Request, limit: int) -> dict[str, Any]:
     if n_bytes > limit:
         raise _too_large(limit)
     return parse_object(bytes(body))
+
+
+def query_of(request: Request) -> dict[str, str]:
+    """The parameters behind the path. Raises InvalidRequest when one is given twice: which would count?"""
+    given = request.query_params.multi_items()
+    names = [name for name, _ in given]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise bad_field(twice, "is given twice")
+    return dict(given)
+
+
+def header_of(request: Request, name: str) -> str | None:
+    """A header that may be given once. Raises InvalidRequest."""
+    given = request.headers.getlist(name)
+    if len(given) > 1:
+        raise bad_field(name, "is given twice")
+    return given[0] if given else None
 
 
 def _too_large(limit: int) -> HTTPException:

@@ -9,7 +9,7 @@ import asyncio
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
@@ -18,7 +18,9 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
 
 from api.access import Access, Keys
 from api.context import Context
@@ -37,6 +39,18 @@ SHUTDOWN_S = 25
 
 PROBE = ["GET", "HEAD"]
 
+Endpoint = Callable[[Request], Awaitable[ASGIApp]]
+
+
+def _by_method(**endpoints: Endpoint) -> Endpoint:
+    """One path, several methods. As routes of their own, a 405 would tell of the first one only."""
+
+    async def endpoint(request: Request) -> ASGIApp:
+        return await endpoints.get(request.method, endpoints["GET"])(request)
+
+    return endpoint
+
+
 ROUTES: list[BaseRoute] = [
     Route("/health", status.health, methods=PROBE),
     Route("/v1/health", status.health, methods=PROBE),
@@ -54,7 +68,7 @@ ROUTES: list[BaseRoute] = [
     Route("/v1/chat/completions", openai.chat_completions, methods=["POST"]),
     Route("/chat/completions", openai.chat_completions, methods=["POST"]),
     Route("/v1/embeddings", openai.embeddings, methods=["POST"]),
-    Route("/v1/jobs", jobs.create, methods=["POST"]),
+    Route("/v1/jobs", _by_method(GET=jobs.index, POST=jobs.create), methods=["GET", "POST"]),
     Route("/v1/jobs/{job_id}", jobs.show, methods=["GET"]),
     Route("/v1/jobs/{job_id}/cancel", jobs.cancel, methods=["POST"]),
     Route("/v1/jobs/{job_id}/events", jobs.events, methods=["GET"]),

@@ -1,26 +1,55 @@
-"""`python -m bench`: the figures that this project is built for, one line each."""
+"""`python -m bench [WHAT]`: the figures that this project is built for, each beside its yardstick.
+
+Without WHAT all are measured, one after the other, as they are by default.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
+import time
+from types import ModuleType
 
-from bench import throughput
+from bench import append, queue, takeover, throughput
+from bench.machine import usage
+
+MEASUREMENTS: dict[str, ModuleType] = {
+    "decode": throughput,
+    "queue": queue,
+    "append": append,
+    "takeover": takeover,
+}
+"""Modules with `add_arguments(parser)` and `measure(given)`, which returns what there is to print."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--jobs", type=int, default=64, metavar="N", help="jobs per run (default: 64)")
-    parser.add_argument("--pairs", type=int, default=5, metavar="N", help="runs of each side (default: 5)")
-    parser.add_argument("--threads", type=int, default=0, metavar="N", help="threads of a decode; 0 chooses")
-    given = parser.parse_args()
-    before, wall = os.times(), os.getloadavg()
-    pairs = throughput.measure(given.jobs, given.pairs, given.threads)
-    print(throughput.report(pairs, given.jobs))
-    after = os.times()
-    print(
-        f"load of the machine before: {wall[0]:.1f}; after: {os.getloadavg()[0]:.1f}; wall {after[4] - before[4]:.0f} s"
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    choices = parser.add_subparsers(dest="what", metavar="WHAT")
+    for name, module in MEASUREMENTS.items():
+        about = (module.__doc__ or "").strip()
+        module.add_arguments(
+            choices.add_parser(
+                name, help=about.split("\n")[0], description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+            )
+        )
+    given = parser.parse_args()
+    for name in [given.what] if given.what else MEASUREMENTS:
+        _measure(MEASUREMENTS[name], given if given.what else parser.parse_args([name]))
+
+
+def _measure(module: ModuleType, given: argparse.Namespace) -> None:
+    """Prints the figures, and who else used the machine meanwhile."""
+    before, load, started = usage(), os.getloadavg()[0], time.perf_counter()
+    print(f"\n{module.measure(given)}")
+    seconds = time.perf_counter() - started
+    busy = usage().since(before).busy_s / (seconds * (os.cpu_count() or 1))
+    print(
+        f"  {seconds:.0f} s; the machine's load before {load:.1f}, after {os.getloadavg()[0]:.1f}; CPUs busy {busy:.0%}"
+    )
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ tokens for each. Queue and loop take turns, since the machine's speed drifts: th
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
@@ -48,11 +49,17 @@ class Pair:
         return self.raw_s / self.queue_s
 
 
-def measure(n_jobs: int, n_pairs: int, threads: int) -> list[Pair]:
-    """`n_pairs` runs of `n_jobs` jobs through the queue, each with its run of the raw loop."""
-    load = workload(n_jobs, threads or choose_threads())
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--jobs", type=int, default=64, metavar="N", help="jobs in a run (default: 64)")
+    parser.add_argument("--pairs", type=int, default=5, metavar="N", help="runs of each side (default: 5)")
+    parser.add_argument("--threads", type=int, default=0, metavar="N", help="threads of a decode; 0 chooses")
+
+
+def measure(given: argparse.Namespace) -> str:
+    """Pairs of a run through the queue and a run of the raw loop."""
+    load = workload(given.jobs, given.threads or choose_threads())
     with tempfile.TemporaryDirectory(prefix="slotstream-bench-") as folder:
-        return asyncio.run(_measure(load, n_pairs, Path(folder)))
+        return report(asyncio.run(_measure(load, given.pairs, Path(folder))), given.jobs)
 
 
 def workload(n_jobs: int, threads: int) -> Workload:

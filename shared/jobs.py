@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from enum import StrEnum
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -131,7 +132,7 @@ class Job(Wire):
     """Made to outlive its maker: kept and told of when it ends. Else it dies with the request that waits for it."""
     body: str | None = None
     """The client's JSON of a durable job, from which its answer is rendered later; never sent to a worker."""
-    metadata: dict[str, str] = {}
+    metadata: dict[str, str] = Field(default_factory=dict)  # a default of its own would be deep-copied for each job
 
     @property
     def is_quick(self) -> bool:
@@ -179,6 +180,7 @@ def new_job_id(partition: int = 0) -> str:
     return f"job_{partition}_{secrets.token_hex(12)}"
 
 
+@lru_cache(maxsize=4096)
 def partition_of(job_id: str) -> int:
     """The partition in a job's id. ValueError when it is no id of ours."""
     prefix, partition, rest = job_id.split("_", 2)

@@ -249,18 +249,31 @@ class RunSettings(WorkerSettings):
     )
 
 
+class JobsSettings(Settings):
+    """Which service a client asks, and as whom."""
+
+    role: ClassVar[str] = "jobs"
+
+    url: Annotated[str, Flag("--url")] = Field("http://127.0.0.1:8080", description="a running slotstream")
+    api_key: Annotated[SecretStr | None, Flag("--api-key")] = Field(
+        None, description="key for it; in SLOTSTREAM_API_KEY other users of this machine do not see it"
+    )
+
+
 ROLES: dict[str, type[Settings]] = {
-    cls.role: cls for cls in (ApiSettings, WorkerSettings, TasksSettings, ServeSettings, RunSettings)
+    cls.role: cls for cls in (ApiSettings, WorkerSettings, TasksSettings, ServeSettings, RunSettings, JobsSettings)
 }
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """Tells of a mistake in one sentence."""
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
 def _parser(cls: type[Settings], prog: str, description: str) -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog=prog,
         description=description,
         epilog="Every long flag is also a variable and a key of slotstream.toml: --keep-alive-s is"
@@ -268,16 +281,21 @@ def _parser(cls: type[Settings], prog: str, description: str) -> argparse.Argume
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
-    parser.add_argument("--config", metavar="FILE", help="TOML file with settings")
+    add_flags(parser, cls)
+    return parser
+
+
+def add_flags(parser: argparse.ArgumentParser, cls: type[Settings]) -> None:
+    """The flags of a class, and the one that names its file. Those that are not given set nothing."""
+    parser.add_argument("--config", metavar="FILE", help="TOML file with settings", default=argparse.SUPPRESS)
     for name, field in cls.model_fields.items():
         flag = next((item for item in field.metadata if isinstance(item, Flag)), None)
         if flag is not None:
             _add(parser, name, field, flag)
-    return parser
 
 
 def _add(parser: argparse.ArgumentParser, name: str, field: FieldInfo, flag: Flag) -> None:
-    more: dict[str, Any] = {"help": _help(field)}
+    more: dict[str, Any] = {"help": _help(field), "default": argparse.SUPPRESS}
     is_positional = not flag.names[0].startswith("-")
     choices = _choices(field.annotation)
     if field.annotation is bool:

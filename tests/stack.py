@@ -95,8 +95,8 @@ class Stack:
         self.roles.append(role)
         return role
 
-    async def start_api(self, **settings: Any) -> Role:
-        port = free_port()
+    async def start_api(self, port: int | None = None, **settings: Any) -> Role:
+        port = port or free_port()
         role = self.start("api", port=port, **settings)
         self.http.base_url = httpx.URL(f"http://127.0.0.1:{port}")
         await self.until(self._answers, role)

@@ -17,7 +17,7 @@ import structlog
 from shared.bus import Bus, LeaseKeeper, open_bus
 from shared.errors import BusUnavailable
 from shared.settings import WorkerSettings
-from worker.engine import Engine, EngineConfig
+from worker.engine import Engine, EngineConfig, OnEvents
 from worker.held import HeldJobs
 from worker.intake import Registrar
 from worker.presence import Announcer
@@ -37,7 +37,7 @@ class EngineDied(Exception):
     """The decode thread ended or hangs. The process must go: its jobs come back by their leases."""
 
 
-async def run(settings: WorkerSettings) -> None:
+async def run(settings: WorkerSettings, make_engine: Callable[[EngineConfig, OnEvents], Engine] = Engine) -> None:
     """Work until SIGTERM or SIGINT. ConfigError or LoadFailed when it cannot start, EngineDied when it cannot go on."""
     config = EngineConfig.from_settings(settings)
     name = settings.alias or config.model.stem
@@ -47,7 +47,7 @@ async def run(settings: WorkerSettings) -> None:
         await bus.reach()
         announcer = Announcer(bus.presence, worker_id, name, config)
         publisher = Publisher(bus.queue, held := HeldJobs(), worker_id)
-        engine = Engine(config, publisher.post)
+        engine = make_engine(config, publisher.post)
         async with _beside(announcer.run()):
             await _load(engine, config, name)
             try:

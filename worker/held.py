@@ -28,8 +28,6 @@ class Held:
     next_event: int = 1
     is_taken_in: bool = False
     """The engine has its sequences, and is the one to end them."""
-    has_spoken: bool = False
-    """In this attempt."""
     parts: dict[int, Part] = field(default_factory=dict)
     failure: Failure | None = None
     accepted: Accepted | None = None
@@ -52,7 +50,6 @@ class Held:
         """Take in what the intake or the engine said. The first failure ends the job, whatever else is under way."""
         match event:
             case Tokens():
-                self.has_spoken = True
                 self.unsent.append(event)
             case Accepted():
                 self.accepted = event
@@ -62,12 +59,6 @@ class Held:
                 self.failure = self.failure or event
             case _:
                 self.parts.setdefault(event.index, event)
-
-    @property
-    def is_suspect(self) -> bool:
-        """Whether it may be what a worker died of. Who died with it once is trusted again at its next token, for most
-        that kill do so at once; after a second time nothing clears it."""
-        return self.claimed.deaths > 1 or (self.claimed.deaths == 1 and not self.has_spoken)
 
     @property
     def is_urgent(self) -> bool:
@@ -121,25 +112,19 @@ class HeldJobs:
     def get(self, job_id: str) -> Held | None:
         return self._by_id.get(job_id)
 
-    def hear(self, held: Held, event: Accepted | Progress | Tokens | Part | Failure) -> None:
-        was_suspect = held.is_suspect
-        held.hear(event)
-        if was_suspect and not held.is_suspect:
-            self.on_cleared()
-
     def remove(self, job_id: str) -> Held | None:
         held = self._by_id.pop(job_id, None)
         if not self._by_id:
             self._empty.set()
         if held:
             self.on_freed()
-            if held.is_suspect:
+            if held.claimed.is_suspect:
                 self.on_cleared()
         return held
 
     @property
     def has_suspect(self) -> bool:
-        return any(held.is_suspect for held in self._by_id.values())
+        return any(held.claimed.is_suspect for held in self._by_id.values())
 
     def count(self, queue: str) -> int:
         """Jobs of one line: of a lane, or the quick ones."""

@@ -95,7 +95,7 @@ class Publisher:
             held = self._held.get(key.job_id)
             # Words of an attempt that was lost in the meantime are nobody's, even if the job came back to us.
             if held and held.lease.mark == key.epoch:
-                self._held.hear(held, event)
+                held.hear(event)
 
     def _is_time_for_bulk(self) -> bool:
         return time.monotonic() - self._sent_at >= BULK_WAIT_S or any(

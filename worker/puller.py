@@ -105,13 +105,12 @@ class Puller:
         self._nudged.set()
 
     async def listen(self) -> None:
-        """Follow the wake-ups until cancelled."""
+        """Follow the wake-ups until cancelled. While they cannot be had, polling goes on without them."""
         while True:
             try:
                 await self._follow_wakes()
             except BusUnavailable as error:
-                log.warning("no wake-ups are heard", reason=error.message)
-                await asyncio.sleep(random.uniform(0.5, 1.5))
+                log.warning("no wake-ups can be heard", reason=error.message)
 
     async def _follow_wakes(self) -> None:
         wakes = self._queue.wakes(self._station.worker_id, self._station.model)

@@ -55,6 +55,12 @@ def _run(argv: Sequence[str]) -> int:
     return run(argv)
 
 
+def _jobs(argv: Sequence[str]) -> int:
+    from api.cli.jobs import jobs  # noqa: PLC0415
+
+    return jobs(argv)
+
+
 def _becomes(module: str) -> Callable[[Sequence[str]], int]:
     """The role's own process in place of this one: signals and exit codes are its own."""
 
@@ -68,6 +74,7 @@ def _becomes(module: str) -> Callable[[Sequence[str]], int]:
 SUBCOMMANDS: dict[str, Subcommand] = {
     "serve": Subcommand("all roles on this machine, with an embedded server", _serve),
     "run": Subcommand("a bulk file in, a results file out; run again to go on", _run),
+    "jobs": Subcommand("list, show, follow, cancel and submit jobs of a running service", _jobs),
     "api": Subcommand("the HTTP API alone", _becomes("api")),
     "worker": Subcommand("one worker: one model, many slots", _becomes("worker")),
     "tasks": Subcommand("housekeeping of the queue", _becomes("api.tasks")),

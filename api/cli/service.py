@@ -11,14 +11,14 @@ import email.utils
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
 import aiohttp
-from pydantic import ValidationError
+from pydantic import ConfigDict, ValidationError
 
 from shared.wire import Wire
 
@@ -40,16 +40,39 @@ class ServiceLost(Exception):
 
 
 class JobView(Wire):
-    """What is needed of a job as the API shows it."""
+    """A job as the API shows it; what is not named here is kept too. Times are Unix seconds."""
+
+    model_config = ConfigDict(extra="allow")
 
     id: str
+    object: str = "job"
     status: str
+    endpoint: str = ""
+    model: str = ""
+    priority: str = ""
+    created_at: int | None = None
+    started_at: int | None = None
+    ended_at: int | None = None
+    deadline_at: int | None = None
+    attempts: int = 0
+    position: int | None = None
+    eta_s: float | None = None
+    usage: Any = None
     result: Any = None
     error: Any = None
+    metadata: dict[str, str] = {}
 
     @property
     def is_ended(self) -> bool:
         return self.status not in ("queued", "running")
+
+
+class PageView(Wire):
+    """Some jobs, newest first."""
+
+    data: list[JobView]
+    last_id: str | None
+    has_more: bool
 
 
 class Refusal(NamedTuple):
@@ -58,6 +81,9 @@ class Refusal(NamedTuple):
     status: int
     request_id: str | None
     body: Any
+
+    def __str__(self) -> str:
+        return f"the service answered {self.status}{_message_of(_fault_of(self.body))}"
 
 
 class _Away(Exception):
@@ -81,14 +107,23 @@ class Pause:
 
 
 class Service:
-    """A running slotstream. `patience_s`: how long it may be away altogether before ServiceLost is raised."""
+    """A running slotstream. `patience_s`: how long it may be away altogether before ServiceLost is raised; `tell` hears
+    why a call waits, once for each reason."""
 
-    def __init__(self, url: str, *, api_key: str | None = None, patience_s: float = 600.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        patience_s: float = 600.0,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
         self.url = url.rstrip("/").removesuffix("/v1").rstrip("/")  # clients of OpenAI have it in their base URL
         self.trouble: str | None = None
         """Why calls are waiting just now, for a display."""
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._patience_s = patience_s
+        self._tell = tell
         self._away_since: float | None = None
 
     async def __aenter__(self) -> Self:
@@ -121,8 +156,12 @@ class Service:
             raise ServiceLost(f"{self.url} is not a slotstream: GET {path} answered {response.status}")
 
     async def ask(self, key: str, endpoint: str, body: dict[str, Any]) -> JobView | Refusal:
-        """Make the job, or find the one made earlier with the same key."""
-        payload = json.dumps({"endpoint": endpoint, "body": body, "priority": "bulk"}).encode()
+        """Make the bulk job, or find the one made earlier with the same key."""
+        return await self.submit(key, {"endpoint": endpoint, "body": body, "priority": "bulk"})
+
+    async def submit(self, key: str, fields: Mapping[str, Any]) -> JobView | Refusal:
+        """Make the job that `fields` describe, or find the one made earlier with the same key."""
+        payload = json.dumps(fields).encode()
         headers = {"Content-Type": "application/json", "Idempotency-Key": key}
 
         async def once() -> JobView | Refusal:
@@ -133,35 +172,51 @@ class Service:
 
     async def look(self, job_id: str) -> JobView | None:
         """The job as it stands; None when the service does not know it (any more)."""
+        return await self._patiently(lambda: self._show("GET", f"/v1/jobs/{job_id}"))
 
-        async def once() -> JobView | None:
-            async with self._answer("GET", f"/v1/jobs/{job_id}") as response:
-                if response.status == 404:
-                    return None
-                found = _job_or_refusal(response, await response.read())
-                if isinstance(found, Refusal):
-                    raise _Away(f"the service answered {found.status}")
-                return found
+    async def cancel(self, job_id: str) -> JobView | None:
+        """The job after the request to cancel it; None when the service does not know it (any more)."""
+        return await self._patiently(lambda: self._show("POST", f"/v1/jobs/{job_id}/cancel"))
+
+    async def page(self, query: Mapping[str, str]) -> PageView | Refusal:
+        """Some of the jobs, as `GET /v1/jobs` lists them."""
+
+        async def once() -> PageView | Refusal:
+            async with self._answer("GET", "/v1/jobs", params=query) as response:
+                content = await response.read()
+                if response.status == 200 and (page := _page(content)):
+                    return page
+                return _refusal(response, content)
 
         return await self._patiently(once)
 
     async def wait(self, job_id: str, *, on_token: Callable[[], None]) -> JobView | None:
         """The job when it has ended; None when the service does not know it (any more)."""
-        after = 0
 
-        def note(number: int) -> None:
+        def note(event: Event) -> None:
+            if event.name == "token":
+                on_token()
+
+        return await self.follow(job_id, on_event=note)
+
+    async def follow(self, job_id: str, *, after: int = 0, on_event: Callable[[Event], None]) -> JobView | None:
+        """Everything that the job says after event `after`, once each, and the job when it has ended; None when the
+        service does not know it (any more)."""
+
+        def note(event: Event) -> None:
             nonlocal after
-            after = number
-            on_token()
+            after = event.number or after
+            on_event(event)
 
         async def once() -> JobView | None:
-            query = {"starting_after": str(after)} if after else {}
-            async with self._answer("GET", f"/v1/jobs/{job_id}/events", params=query) as response:
-                if response.status == 404:
-                    return None
-                if response.status != 200:
+            headers = {"Last-Event-ID": str(after)} if after else {}
+            async with self._answer("GET", f"/v1/jobs/{job_id}/events", headers=headers) as response:
+                if response.status == 200:
+                    return await _read_events(response, self._note_good, note)
+                if response.status not in (204, 404):
                     raise _Away(f"the service answered {response.status}")
-                return await self._read_events(response, note)
+            # 204: it has ended, and there is nothing after that event.
+            return await self._show("GET", f"/v1/jobs/{job_id}") if response.status == 204 else None
 
         job = await self._patiently(once)
         # A terminal event without the result, or none at all, is no ending: the job's own record decides.
@@ -169,16 +224,14 @@ class Service:
             return await self.look(job_id)
         return job
 
-    async def _read_events(self, response: aiohttp.ClientResponse, note: Callable[[int], None]) -> JobView:
-        events = EventBuffer()
-        async for piece in response.content.iter_any():
-            self._note_good()
-            for event in events.push(piece):
-                if event.name == "token":
-                    note(event.number)
-                elif event.name in ("done", "error") and (job := _job(event.data)):
-                    return job
-        raise _Away("the service closed a stream before its end")
+    async def _show(self, method: str, path: str) -> JobView | None:
+        async with self._answer(method, path) as response:
+            if response.status == 404:
+                return None
+            found = _job_or_refusal(response, await response.read())
+            if isinstance(found, Refusal):
+                raise _Away(f"the service answered {found.status}")
+            return found
 
     @asynccontextmanager
     async def _answer(self, method: str, path: str, **more: Any) -> AsyncIterator[aiohttp.ClientResponse]:
@@ -191,7 +244,7 @@ class Service:
                     raise ServiceLost(f"{self.url} is not a slotstream: {method} {path} answered {response.status}")
                 if response.status == 429 or response.status >= 502:
                     raise _Away(
-                        f"the service answered {response.status}{_message(await response.read())}",
+                        f"the service answered {response.status}{_message_of(_fault(await response.read()))}",
                         after_s=retry_after(response.headers.get("Retry-After", "")),
                         is_busy=response.status == 429,
                     )
@@ -223,6 +276,8 @@ class Service:
         self.trouble = self._away_since = None
 
     def _note_trouble(self, away: _Away) -> None:
+        if self._tell and self.trouble != away.why:
+            self._tell(away.why)
         self.trouble = away.why
         if away.is_busy:  # it is there: however long its queue is full, that is no reason to give up
             self._away_since = None
@@ -233,9 +288,10 @@ class Service:
             raise ServiceLost(f"the service has been away for {self._patience_s:.0f} s: {away.why}") from None
 
 
-class _Event(NamedTuple):
+class Event(NamedTuple):
     name: str
     number: int
+    """0 when it has none."""
     data: bytes
 
 
@@ -245,7 +301,7 @@ class EventBuffer:
     def __init__(self) -> None:
         self._rest = bytearray()
 
-    def push(self, piece: bytes) -> list[_Event]:
+    def push(self, piece: bytes) -> list[Event]:
         start = max(0, len(self._rest) - 1)  # an end may lie across two pieces
         self._rest += piece
         if self._rest.find(b"\n\n", start) < 0:
@@ -255,7 +311,7 @@ class EventBuffer:
         return [event for block in blocks if (event := _event(block))]
 
 
-def _event(block: bytes) -> _Event | None:
+def _event(block: bytes) -> Event | None:
     name, number, data = "message", 0, b""
     for line in block.split(b"\n"):
         field, _, value = line.partition(b":")
@@ -266,13 +322,33 @@ def _event(block: bytes) -> _Event | None:
             number = int(value)
         elif field == b"data":
             data = data + b"\n" + value if data else value
-    return _Event(name, number, data) if data else None
+    return Event(name, number, data) if data else None
+
+
+async def _read_events(
+    response: aiohttp.ClientResponse, on_sign: Callable[[], None], on_event: Callable[[Event], None]
+) -> JobView:
+    """The job of the terminal event. Raises _Away when there is none."""
+    events = EventBuffer()
+    async for piece in response.content.iter_any():
+        on_sign()
+        for event in events.push(piece):
+            if event.name == "token":
+                on_event(event)
+            elif event.name in ("done", "error") and (job := _job(event.data)):
+                on_event(event)
+                return job
+    raise _Away("the service closed a stream before its end")
 
 
 def _job_or_refusal(response: aiohttp.ClientResponse, content: bytes) -> JobView | Refusal:
-    request_id = response.headers.get("X-Request-Id")
     if response.status in (200, 202) and (job := _job(content)):
         return job
+    return _refusal(response, content)
+
+
+def _refusal(response: aiohttp.ClientResponse, content: bytes) -> Refusal:
+    request_id = response.headers.get("X-Request-Id")
     body = _json(content)
     if response.status >= 400 and isinstance(body, dict) and "error" in body:
         return Refusal(response.status, request_id, body)
@@ -285,6 +361,13 @@ def _job_or_refusal(response: aiohttp.ClientResponse, content: bytes) -> JobView
 def _job(content: bytes) -> JobView | None:
     try:
         return JobView.from_json(content)
+    except ValidationError:
+        return None
+
+
+def _page(content: bytes) -> PageView | None:
+    try:
+        return PageView.from_json(content)
     except ValidationError:
         return None
 
@@ -303,16 +386,19 @@ def is_path_unknown(status: int, content: bytes) -> bool:
     return status != 404 or not (is_of_a_job or fault.get("type") == "model_not_found")
 
 
-def _message(content: bytes) -> str:
-    message = _fault(content).get("message")
-    return f": {message}" if message else ""
-
-
 def _fault(content: bytes) -> dict[str, Any]:
     """The error object of an answer, empty when it has none."""
-    body = _json(content)
+    return _fault_of(_json(content))
+
+
+def _fault_of(body: Any) -> dict[str, Any]:
     error = body.get("error") if isinstance(body, dict) else None
     return error if isinstance(error, dict) else {}
+
+
+def _message_of(fault: dict[str, Any]) -> str:
+    message = fault.get("message")
+    return f": {message}" if message else ""
 
 
 def retry_after(header: str) -> float | None:

@@ -6,7 +6,6 @@ Nothing here cancels a job but the request to cancel it.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,20 +14,19 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api import sse
-from api.access import read_body
+from api.access import header_of, query_of, read_body
 from api.context import Context, context_of, json_response, tenant_of
 from api.problems import body_of
 from api.relay import Departure, Stream
 from api.schemas.ask import Heard
-from api.schemas.jobs import ENDPOINTS, JobFields, job_json
+from api.schemas.jobs import ENDPOINTS, EventsFields, JobFields, ListFields, event_number, job_json, list_json
 from api.schemas.strict import bad_field, read
 from shared.bus import Reader
-from shared.errors import InvalidRequest, NotSupported, UnknownJob
+from shared.errors import InvalidRequest, NotSupported, SlotstreamError, UnknownJob, UnknownModel
 from shared.events import Finished, Tokens
-from shared.jobs import Job, JobRecord, partition_of
+from shared.jobs import Job, JobRecord, Lane, partition_of
 
 MAX_IDEMPOTENCY_KEY = 255
-_EVENT_NUMBER = re.compile(r"[0-9]{1,15}", re.ASCII)
 
 
 async def create(request: Request) -> Response:
@@ -40,6 +38,17 @@ async def create(request: Request) -> Response:
     receipt = await context.bus.queue.enqueue(job, idempotency_key=key)
     record = await _record(context, tenant, receipt.job_id)
     return _job_response(record, 202 if receipt.is_new else 200)
+
+
+async def index(request: Request) -> Response:
+    """A page of this tenant's jobs, newest first."""
+    fields = read(ListFields, query_of(request))
+    queue, tenant = context_of(request).bus.queue, tenant_of(request)
+    try:
+        page = await queue.page(tenant, status=fields.status, limit=fields.limit, after=fields.after)
+    except UnknownJob:
+        raise bad_field("after", "there is no such job") from None
+    return json_response(list_json(page))
 
 
 async def show(request: Request) -> Response:
@@ -58,6 +67,8 @@ async def events(request: Request) -> ASGIApp:
     context, tenant = context_of(request), tenant_of(request)
     after = _after(request)
     record = await _record(context, tenant, request.path_params["job_id"])
+    if request.method == "HEAD":
+        return Response(headers=sse.HEADERS | {"X-Job-Id": record.id})
     return EventsResponse(context, record, after)
 
 
@@ -132,19 +143,18 @@ async def _job(context: Context, tenant: str, fields: JobFields, key: str | None
         raise NotSupported("Field 'webhook': this build does not support it", param="webhook")
     try:
         ask = ENDPOINTS[fields.endpoint](fields.body)
-    except InvalidRequest as error:
-        raise InvalidRequest(error.message, param=_inner(error.param)) from None
-    except NotSupported as error:
-        raise NotSupported(error.message, param=_inner(error.param)) from None
+        model = await context.fleet.resolve(ask.model)
+    except (InvalidRequest, NotSupported, UnknownModel) as error:
+        raise _inside_body(error) from None
     if ask.is_stream:
         raise bad_field("body.stream", "a job is streamed by its events")
     if len(ask.requests) > 1:
         raise bad_field("body.prompt", "a job has one prompt")
     return Job(
         id=context.bus.queue.new_job_id(key, tenant),
-        model=await context.fleet.resolve(ask.model),
+        model=model,
         request=ask.requests[0],
-        lane=fields.priority,
+        lane=fields.priority or ask.lane or Lane.BULK,
         tenant=tenant,
         deadline_s=fields.deadline_s or context.settings.job_deadline_s,
         endpoint=fields.endpoint,
@@ -154,8 +164,12 @@ async def _job(context: Context, tenant: str, fields: JobFields, key: str | None
     )
 
 
-def _inner(param: str | None) -> str | None:
-    return None if param is None else f"body.{param}"
+def _inside_body(error: SlotstreamError) -> SlotstreamError:
+    """What the endpoint says of its field, as said of a field of the job."""
+    if error.param is None:
+        return error
+    message = error.message.replace(f"Field '{error.param}'", f"Field 'body.{error.param}'", 1)
+    return type(error)(message, param=f"body.{error.param}")
 
 
 async def _record(context: Context, tenant: str, job_id: str) -> JobRecord:
@@ -176,21 +190,16 @@ def _job_response(record: JobRecord, status: int = 200) -> Response:
 
 
 def _idempotency_key(request: Request) -> str | None:
-    key = request.headers.get("idempotency-key")
+    key = header_of(request, "Idempotency-Key")
     if key is None:
         return None
     if not (0 < len(key) <= MAX_IDEMPOTENCY_KEY and key.isascii() and key.isprintable()):
-        raise InvalidRequest(
-            f"The Idempotency-Key header must be 1 to {MAX_IDEMPOTENCY_KEY} printable ASCII characters"
-        )
+        raise bad_field("Idempotency-Key", f"must be 1 to {MAX_IDEMPOTENCY_KEY} printable ASCII characters")
     return key
 
 
 def _after(request: Request) -> int:
     """The event after which to go on. The header is what a reconnecting reader updates, so it comes first."""
-    given = request.headers.get("last-event-id", request.query_params.get("starting_after"))
-    if given is None:
-        return 0
-    if not _EVENT_NUMBER.fullmatch(given):
-        raise InvalidRequest("Last-Event-ID and starting_after must be the number of an event")
-    return int(given)
+    fields = read(EventsFields, query_of(request))
+    header = header_of(request, "Last-Event-ID")
+    return fields.starting_after if header is None else event_number("Last-Event-ID", header)

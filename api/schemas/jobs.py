@@ -7,16 +7,18 @@ ending each time it is read; everything in it is a function of the record, so th
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import Field, StringConstraints
+from pydantic import BeforeValidator, Field, StringConstraints
 
 from api.problems import body_of
 from api.schemas import llamacpp, openai
 from api.schemas.answers import answers_of, embedding_usage_json, failure_of, usage_json, vectors_of
 from api.schemas.ask import Ask, Origin
-from api.schemas.strict import OwnFields
+from api.schemas.strict import OwnFields, bad_field
+from shared.bus import JobPage
 from shared.events import Finished
 from shared.jobs import JobRecord, JobStatus, Lane
 
@@ -31,6 +33,19 @@ ENDPOINTS: dict[str, Callable[[dict[str, Any]], Ask]] = {
 """Every path that a job can stand for, with what reads its body."""
 
 MAX_DEADLINE_S = 30 * 86400.0
+MAX_PAGE = 100
+
+_DIGITS = re.compile(r"[0-9]{1,15}", re.ASCII)
+
+
+def _whole_number(text: Any) -> int:
+    """Of a header or a query. Python would take more for a number than a client can mean."""
+    if not isinstance(text, str) or not _DIGITS.fullmatch(text):
+        raise ValueError("must be a whole number")
+    return int(text)
+
+
+WholeNumber = Annotated[int, BeforeValidator(_whole_number)]
 
 Metadata = dict[
     Annotated[str, StringConstraints(min_length=1, max_length=64)],
@@ -43,10 +58,44 @@ class JobFields(OwnFields):
 
     endpoint: str
     body: dict[str, Any]
-    priority: Lane = Field(Lane.BULK, strict=False)
+    priority: Lane | None = Field(None, strict=False)
     deadline_s: float | None = Field(None, gt=0, le=MAX_DEADLINE_S)
     webhook: dict[str, Any] | None = None
     metadata: Metadata = Field({}, max_length=16)
+
+
+class ListFields(OwnFields):
+    """The query of `GET /v1/jobs`."""
+
+    status: JobStatus | None = Field(None, strict=False)
+    limit: WholeNumber = Field(20, ge=1, le=MAX_PAGE)
+    after: str | None = None
+
+
+class EventsFields(OwnFields):
+    """The query of `GET /v1/jobs/{id}/events`."""
+
+    starting_after: WholeNumber = 0
+
+
+def event_number(name: str, text: str) -> int:
+    """The number of an event, out of the header `name`. Raises InvalidRequest."""
+    try:
+        return _whole_number(text)
+    except ValueError as error:
+        raise bad_field(name, str(error)) from None
+
+
+def list_json(page: JobPage) -> dict[str, Any]:
+    """A page as OpenAI lists things. `last_id` is where the next one begins: a page that was searched for a status may
+    end with a job that is not on it."""
+    return {
+        "object": "list",
+        "data": [job_json(record) for record in page.records],
+        "first_id": page.records[0].id if page.records else None,
+        "last_id": page.last_id,
+        "has_more": page.has_more,
+    }
 
 
 def job_json(record: JobRecord) -> dict[str, Any]:

@@ -21,6 +21,9 @@ MAX_DEPTH = 64
 MAX_DIGITS = 40
 """Digits of an integer that is let through to its field, which then says its own bounds."""
 
+MAX_NAME = 200
+"""Characters of a field's name that an error repeats: the client made it up."""
+
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -130,4 +133,4 @@ def _path(location: tuple[int | str, ...]) -> str:
     path = ""
     for part in location:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
-    return path
+    return path if len(path) <= MAX_NAME else f"{path[:MAX_NAME]}…"

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TypeAlias
 
 import hiredis
@@ -137,7 +137,8 @@ class Link:
         try:
             async with asyncio.timeout(REPLY_TIMEOUT_S):
                 await _drop_dead(connection)
-                await transmit(connection, [parcel.packed for parcel in parcels])
+                with broken_as_os_error():
+                    await connection.send_packed_command([parcel.packed for parcel in parcels])
                 is_demoted = False
                 for parcel in parcels:
                     replies = [await _reply(connection) for _ in range(parcel.n_commands)]
@@ -158,12 +159,16 @@ class Link:
                 raise
 
 
-async def transmit(connection: AbstractConnection, packed: list[bytes]) -> None:
-    """Writes packed commands. Raises RedisError or OSError when the connection is gone."""
+@contextmanager
+def broken_as_os_error() -> Iterator[None]:
+    """Around whatever writes. A connection that broke a moment ago, before its reader has heard so, is an OSError
+    to asyncio's own loop, and a RuntimeError to uvloop's."""
     try:
-        await connection.send_packed_command(packed)
-    except RuntimeError as error:  # uvloop's word for a transport that a reset has closed
-        raise ConnectionResetError(str(error)) from None
+        yield
+    except RuntimeError as error:
+        if "handler is closed" not in str(error):
+            raise
+        raise ConnectionResetError(str(error)) from error
 
 
 async def _drop_dead(connection: AbstractConnection) -> None:

@@ -31,6 +31,9 @@ from shared.events import Accepted, Failure, Finished, Progress, Tokens
 from shared.jobs import VERSION, Generation, Job, JobRecord, JobStatus, Lane, new_job_id, partition_of
 from shared.settings import BusSettings
 
+SUSPECT_DEATHS = 2
+"""Workers that died with a job, after which it is not trusted: `claim.lua` ends it at the next."""
+
 TRIES = 4
 """For what may be said twice."""
 
@@ -64,7 +67,8 @@ class Wanted(NamedTuple):
     interactive: int
     bulk: int
     suspects: int = 1
-    """Of all these, jobs that a worker has died with. Two in one worker could not be told apart at its death."""
+    """Of all these, jobs that two workers have died with. Two of them in one worker could not be told apart at its
+    death, and an innocent one would be given up with the guilty."""
 
     @property
     def is_nothing(self) -> bool:
@@ -112,6 +116,10 @@ class Claimed:
     now: float
     n_waiting: int = 0
     """Bulk jobs of the model that were left in the queue of this job's partition."""
+
+    @property
+    def is_suspect(self) -> bool:
+        return self.deaths >= SUSPECT_DEATHS
 
 
 class Chunk(NamedTuple):
@@ -521,14 +529,18 @@ class Queue:
             return 1, None
         load = f"{self._keys.prefix(partition)}load:{model}"
         turn = f"{self._keys.prefix(partition)}turn:{model}:{queue}"
-        names = (f"taken:{queue}:{tenant}", f"queued:{queue}", "queued:interactive", *_RATE_FIELDS)
+        names = (
+            *(f"taken:{queue}:{tenant}", f"queued:{queue}:{tenant}", f"queued:{queue}", "queued:interactive"),
+            *_RATE_FIELDS,
+        )
         counts, n_tenants, time = await ask(self._link, [("HMGET", load, *names), ("ZCARD", turn), ("TIME",)])
-        taken, queued, interactive = (max(0, int(count or 0)) for count in counts[:3])
-        own = max(1, int(fields["ticket"]) - taken)
+        taken, own_queued, queued, interactive = (max(0, int(count or 0)) for count in counts[:4])
+        # Cancelled jobs keep their places until a claim passes them by: those who wait are a bound too.
+        own = max(1, min(int(fields["ticket"]) - taken, own_queued))
         position = max(own, min(own * max(1, n_tenants), queued))
         if queue == Lane.BULK:
             position += interactive
-        rate = _rate(counts[3:], _seconds(time))
+        rate = _rate(counts[4:], _seconds(time))
         return position, round(position / rate, 1) if rate else None
 
     async def _relief_s(self, partition: int, model: str, limit: int) -> float:
@@ -614,8 +626,9 @@ def _cost(job: Job, request: str) -> int:
 
 def _fingerprint(job: Job) -> str:
     """Two requests with one idempotency key must have this in common."""
-    what = job.body if job.body is not None else job.request.model_dump_json()
-    parts = (job.model, job.endpoint, job.lane.value, json.dumps(job.metadata, sort_keys=True), what)
+    # A body names its model as the client did: the one that serves it may be another by the time it is said again.
+    what = (job.body,) if job.body is not None else (job.model, job.request.model_dump_json())
+    parts = (job.endpoint, job.lane.value, json.dumps(job.metadata, sort_keys=True), *what)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 

@@ -16,7 +16,7 @@ import structlog
 from redis import exceptions
 from redis.asyncio.connection import AbstractConnection
 
-from shared.bus.connect import CONNECT_TIMEOUT_S, REPLY_TIMEOUT_S, close, transmit
+from shared.bus.connect import CONNECT_TIMEOUT_S, REPLY_TIMEOUT_S, broken_as_os_error, close
 from shared.errors import BusUnavailable
 
 PING_S = 5.0
@@ -135,8 +135,9 @@ class Subscriber:
             return
         if command == "SUBSCRIBE":
             self._unconfirmed.update(names)
-        with suppress(exceptions.RedisError, OSError):  # the reader of this connection meets the same end
-            await transmit(connection, connection.pack_command(command, *names))
+        # The reader of this connection meets the same end.
+        with suppress(exceptions.RedisError, OSError), broken_as_os_error():
+            await connection.send_command(command, *names)
 
     async def _run(self) -> None:
         await self._wanted.wait()
@@ -157,7 +158,8 @@ class Subscriber:
         watch: asyncio.Task[None] | None = None
         try:
             async with asyncio.timeout(REPLY_TIMEOUT_S):
-                await connection.connect()  # type: ignore[no-untyped-call]
+                with broken_as_os_error():
+                    await connection.connect()  # type: ignore[no-untyped-call]
             self._connection = connection
             self._heard_at = asyncio.get_running_loop().time()
             watch = asyncio.create_task(self._watch(connection))
@@ -176,8 +178,8 @@ class Subscriber:
             if asyncio.get_running_loop().time() - self._heard_at > 2 * PING_S:
                 await close(connection)
             elif connection.is_connected:
-                with suppress(exceptions.RedisError, OSError):
-                    await transmit(connection, connection.pack_command("PING"))
+                with suppress(exceptions.RedisError, OSError), broken_as_os_error():
+                    await connection.send_command("PING")
 
     def _hear(self, message: list[bytes]) -> None:
         self._heard_at = asyncio.get_running_loop().time()

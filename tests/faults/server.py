@@ -13,7 +13,7 @@ from typing import Self
 
 import redis
 
-from shared.bus.embedded import embedded_binary
+from shared.bus.embedded import server_binary
 
 PATIENCE_S = 30.0
 
@@ -51,7 +51,7 @@ class Server:
         }
         self.socket.unlink(missing_ok=True)
         self._process = subprocess.Popen(
-            [embedded_binary(), *(word for name, value in given.items() for word in (f"--{name}", str(value)))],
+            [server_binary(), *(word for name, value in given.items() for word in (f"--{name}", str(value)))],
             env=self._environment,
             preexec_fn=_survive_a_full_disk,  # noqa: PLW1509 - it only sets a signal's disposition
             stdout=subprocess.DEVNULL,

@@ -144,4 +144,6 @@ def test_help_names_every_flag(role: str, capsys: pytest.CaptureFixture[str]) ->
         from_flags(ROLES[role], "--help")
     assert left.value.code == 0
     text = capsys.readouterr().out
-    assert "--redis-url" in text and "--config" in text
+    flags = [item for field in ROLES[role].model_fields.values() for item in field.metadata if isinstance(item, Flag)]
+    assert "--config" in text
+    assert [name for flag in flags for name in flag.names if name not in text] == []

@@ -107,30 +107,14 @@ async def test_a_freed_job_is_told_of_once() -> None:
     await jobs.wait_empty()
 
 
-def suspect(deaths: int) -> Held:
-    job = held()
-    job.claimed = dataclasses.replace(job.claimed, deaths=deaths)
-    return job
-
-
-def test_who_died_with_a_worker_once_is_trusted_again_at_its_next_token() -> None:
+def test_the_next_suspect_is_looked_for_when_one_goes() -> None:
     jobs, cleared = HeldJobs(), []
     jobs.on_cleared = lambda: cleared.append(jobs.has_suspect)
-    jobs.add(job := suspect(deaths=1))
-    jobs.hear(job, Accepted(prompt_tokens=3, n_ctx=8))
-    assert jobs.has_suspect and not cleared
-    for text in ("a", "b"):
-        jobs.hear(job, said(text))
-    assert not jobs.has_suspect and cleared == [False]
-    jobs.remove(job.job.id)
-    assert cleared == [False]
-
-
-def test_who_died_twice_stays_a_suspect_to_its_end() -> None:
-    jobs, cleared = HeldJobs(), []
-    jobs.on_cleared = lambda: cleared.append(jobs.has_suspect)
-    jobs.add(job := suspect(deaths=2))
-    jobs.hear(job, said("a"))
-    assert jobs.has_suspect and not cleared
-    jobs.remove(job.job.id)
+    for deaths in (1, 2):
+        job = held()
+        job.claimed = dataclasses.replace(job.claimed, deaths=deaths)
+        jobs.add(job)
+        job.hear(said("a"))
+        assert jobs.has_suspect == (deaths == 2)
+        jobs.remove(job.job.id)
     assert cleared == [False]

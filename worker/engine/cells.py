@@ -1,7 +1,8 @@
 """Which tokens stand in the KV cache, slot by slot, and how a new prompt reuses them.
 
 One sequence a slot; the slot's number is its sequence id. A sequence that ended stays resident until its slot is
-needed. The cache is unified: a prefix that several slots share stands in it once, so lending one costs no cells.
+needed. One that gave its slot up stands on a shelf until it gets another: an id of its own beyond those of the slots.
+The cache is unified: a prefix that several share stands in it once, so lending or shelving one costs no cells.
 
 Knows nothing of tasks, sampling or text.
 """
@@ -17,6 +18,8 @@ from numpy.typing import NDArray
 
 Ids = NDArray[np.int32]
 
+NOWHERE = -1
+"""The id of a sequence that has neither slot nor shelf."""
 MIN_SHARED = 16
 """Tokens below which it is not worth waiting for another sequence to compute them."""
 
@@ -31,9 +34,11 @@ class Cache(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Resident:
-    """The sequence in one slot. Invariant: the first `n_cached` of `tokens` are what the cache has for the slot."""
+    """The sequence in one slot, or on one shelf. Invariant: the first `n_cached` of `tokens` are what the cache has
+    for it."""
 
     slot: int
+    """Its id in the cache."""
     tokens: Ids = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     """Room for the whole sequence; the first `n_tokens` are known."""
     n_tokens: int = 0
@@ -41,6 +46,8 @@ class Resident:
     n_reused: int = 0
     """Of the cached: those that this sequence did not compute itself."""
     is_busy: bool = False
+    is_patient: bool = False
+    """It may be held up for others, so that only those who are patient too should wait for it."""
     leader: Resident | None = None
     """A busy sequence that computes a prefix of this one right now."""
     awaited: Ids | None = None
@@ -61,22 +68,24 @@ class Resident:
 
 
 class Cells:
-    """All slots. For the decode thread, between decodes.
+    """All slots and shelves. For the decode thread, between decodes.
 
     `can_rewind` is False for models whose state cannot lose its end: there only a whole resident is reused.
     """
 
-    def __init__(self, cache: Cache, n_slots: int, *, can_rewind: bool = True) -> None:
+    def __init__(self, cache: Cache, n_slots: int, n_shelves: int = 0, *, can_rewind: bool = True) -> None:
         self._cache = cache
         self._can_rewind = can_rewind
         self._stamps = itertools.count(1)
         self.residents = [Resident(slot) for slot in range(n_slots)]
+        self._empty_shelves = list(range(n_slots, n_slots + n_shelves))
+        self.shelved: list[Resident] = []
 
     @property
     def n_idle(self) -> int:
         return sum(not resident.is_busy for resident in self.residents)
 
-    def place(self, tokens: Ids, n_tokens: int, *, may_reuse: bool) -> Resident | None:
+    def place(self, tokens: Ids, n_tokens: int, *, may_reuse: bool, is_patient: bool = False) -> Resident | None:
         """Give a slot to a sequence of which `n_tokens` are known, with as much of it as the cache has.
 
         At least one known token is left to compute, since the first choice needs its logits. None: no slot is idle.
@@ -100,6 +109,7 @@ class Cells:
         if n_lent <= n_own:
             n_lent = self._trim(target, n_own)
         self._settle(target, tokens, n_tokens, n_lent)
+        target.is_patient = is_patient
         if may_reuse:
             self._find_leader(target)
         return target
@@ -124,23 +134,67 @@ class Cells:
         resident.leader = resident.awaited = None
         resident.stamp = next(self._stamps)
 
+    def shelve(self, resident: Resident) -> Resident:
+        """Take the slot of a busy sequence. What is returned stands for the sequence from now on; it has its cells as
+        long as there is room for them, and none if no shelf is empty."""
+        shelf = Resident(
+            self._empty_shelves.pop() if self._empty_shelves else NOWHERE,
+            resident.tokens,
+            resident.n_tokens,
+            is_patient=resident.is_patient,
+            stamp=next(self._stamps),
+        )
+        if shelf.slot != NOWHERE:
+            self._cache.share(resident.slot, shelf.slot, 0, resident.n_cached)
+            shelf.n_cached, shelf.n_reused = resident.n_cached, resident.n_reused
+            self.shelved.append(shelf)
+        self.release(resident)
+        return shelf
+
+    def unshelve(self, shelf: Resident, *, may_reuse: bool) -> Resident | None:
+        """Give a slot to a sequence again, with what the cache still has of it. None: no slot is idle."""
+        if not shelf.n_cached:
+            target = self.place(shelf.tokens, shelf.n_tokens, may_reuse=may_reuse, is_patient=shelf.is_patient)
+        elif target := self._least_missed():
+            self._trim(target, 0)
+            self._cache.share(shelf.slot, target.slot, 0, shelf.n_cached)
+            self._settle(target, shelf.tokens, shelf.n_tokens, shelf.n_cached)
+            target.n_reused, target.is_patient = shelf.n_reused, shelf.is_patient
+        if target is not None:
+            self.clear(shelf)
+        return target
+
+    def clear(self, shelf: Resident) -> None:
+        """The sequence needs its shelf no more."""
+        if shelf.slot != NOWHERE:
+            self.forget(shelf)
+            self.shelved.remove(shelf)
+            self._empty_shelves.append(shelf.slot)
+
     def restore(self, resident: Resident) -> None:
-        """After a decode that failed: let the cache have again what the resident says, or nothing."""
+        """After a decode that failed or was interrupted: let the cache have what the resident says, or nothing."""
         resident.n_cached = self._trim(resident, resident.n_cached)
         resident.n_reused = min(resident.n_reused, resident.n_cached)
 
     def drop_oldest_idle(self) -> bool:
-        """Free the cells of the idle resident that was used least recently; False when there is none."""
+        """Free the cells of the idle resident that was used least recently, or else of the sequence that was shelved
+        first, since that one will surely be computed again; False when there is none."""
         idle = [resident for resident in self.residents if not resident.is_busy and resident.n_cached]
-        if not idle:
+        droppable = idle or [shelf for shelf in self.shelved if shelf.n_cached]
+        if not droppable:
             return False
-        self.forget(min(idle, key=lambda resident: resident.stamp))
+        self.forget(min(droppable, key=lambda resident: resident.stamp))
         return True
 
     def forget(self, resident: Resident) -> None:
         """Free the cells of a resident."""
         self._trim(resident, 0)
-        resident.n_cached = 0
+        resident.n_cached = resident.n_reused = 0
+
+    def _least_missed(self) -> Resident | None:
+        """The idle slot that was used least recently."""
+        idle = [resident for resident in self.residents if not resident.is_busy]
+        return min(idle, key=lambda resident: resident.stamp, default=None)
 
     def _settle(self, target: Resident, tokens: Ids, n_tokens: int, n_cached: int) -> None:
         target.tokens, target.n_tokens = tokens, n_tokens
@@ -155,9 +209,10 @@ class Cells:
 
     def _best_lender(self, known: Ids) -> tuple[Resident, int]:
         lender, n_best = self.residents[0], 0
-        for resident in self.residents if self._can_rewind else ():
+        busy = [resident for resident in self.residents if resident.is_busy]
+        for resident in (*busy, *self.shelved) if self._can_rewind else ():
             n = min(_common(resident.tokens[: resident.n_cached], known), len(known) - 1)
-            if resident.is_busy and n > n_best:
+            if n > n_best:
                 lender, n_best = resident, n
         return lender, n_best
 
@@ -169,6 +224,8 @@ class Cells:
         target.n_awaited = target.n_cached + MIN_SHARED - 1
         for other in self.residents:
             if other is target or not other.is_busy or other.n_pending <= 1:
+                continue
+            if other.is_patient and not target.is_patient:
                 continue
             n = min(_common(other.tokens[: other.n_tokens], known), len(known) - 1)
             if n > target.n_awaited:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from shared.settings import ConfigError, WorkerSettings
 from worker.demo import demo_model_path
+from worker.engine.lanes import AGE_S, QUANTUM_S
 from worker.threads import choose_threads
 
 Pooling = Literal["mean", "cls", "last"]
@@ -31,6 +32,8 @@ class EngineConfig:
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
     pooling: Pooling | None = None
+    age_s: float = AGE_S
+    quantum_s: float = QUANTUM_S
 
     @classmethod
     def from_settings(cls, settings: WorkerSettings) -> EngineConfig:

@@ -1,10 +1,11 @@
-"""Tasks that have no slot yet: interactive ones first, each lane in the order of arrival.
+"""Tasks that have no slot yet, each lane in the order of arrival, and when bulk may go before people.
 
 For the decode thread; lengths may be read from any. Knows nothing of slots.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
@@ -13,6 +14,12 @@ from shared.jobs import Lane
 from worker.engine.task import EmbedTask, GenerateTask
 
 T = TypeVar("T", GenerateTask, EmbedTask)
+
+
+AGE_S = 30.0
+"""Bulk that has waited longer goes before people."""
+QUANTUM_S = 5.0
+"""So often one may, and so long it is not disturbed."""
 
 
 class Waiting(NamedTuple, Generic[T]):
@@ -29,12 +36,23 @@ class Lanes(Generic[T]):
     def __len__(self) -> int:
         return sum(map(len, self._lanes.values()))
 
+    def count(self, lane: Lane) -> int:
+        return len(self._lanes[lane])
+
+    def since(self, lane: Lane) -> float:
+        """Since when the next of a lane waits; infinity when none does."""
+        return self._lanes[lane][0].since if self._lanes[lane] else math.inf
+
+    def first(self, lane: Lane) -> T:
+        """The next of a lane; IndexError when none waits."""
+        return self._lanes[lane][0].task
+
     def add(self, task: T, since: float) -> None:
         self._lanes[task.lane].append(Waiting(task, since))
 
-    def pop(self) -> Waiting[T]:
-        """The next; IndexError when none waits."""
-        return (self._lanes[Lane.INTERACTIVE] or self._lanes[Lane.BULK]).popleft()
+    def pop(self, lane: Lane) -> Waiting[T]:
+        """Take out the next of a lane; IndexError when none waits."""
+        return self._lanes[lane].popleft()
 
     def remove(self, is_going: Callable[[T], bool]) -> list[T]:
         """Take out the tasks that go."""
@@ -45,3 +63,26 @@ class Lanes(Generic[T]):
                 gone += going
                 self._lanes[lane] = deque(waiting for waiting in tasks if not is_going(waiting.task))
         return gone
+
+
+class Ageing:
+    """Lets bulk that has waited too long go before people, one at a time, so that it is never starved for good.
+
+    Bound: of those that wait, the one that waits longest goes next as soon as it has waited `age_s`, the quantum of
+    the one before it is over, and what it waits for is free. The n-th of them goes n - 1 quanta after that at the
+    latest. A person waits one quantum more than without bulk at most, and only where no other slot is to be had.
+    """
+
+    def __init__(self, age_s: float, quantum_s: float) -> None:
+        self._age_s = age_s
+        self._quantum_s = quantum_s
+        self._next_at = 0.0
+
+    def is_due(self, since: float, now: float) -> bool:
+        """Whether bulk that waits since then goes first."""
+        return now - since >= self._age_s and now >= self._next_at
+
+    def begin(self, now: float) -> float:
+        """It goes. Returns until when it is not to be disturbed."""
+        self._next_at = now + self._quantum_s
+        return self._next_at

@@ -6,11 +6,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -86,12 +87,23 @@ class DecodeFailed(NamedTuple):
     reason: str
 
 
-Outcome = Decoded | OutOfCells | DecodeFailed
+class Interrupted(NamedTuple):
+    """It was ended halfway; parts of it may be in the cache."""
+
+
+Outcome = Decoded | OutOfCells | DecodeFailed | Interrupted
 
 
 _LEVELS = {3: logging.WARNING, 4: logging.ERROR}
-_EXPECTED = "default pooling_type is"
-"""In a warning that every model gets which was not made for embeddings: a pooling is chosen for it on purpose."""
+_EXPECTED = (
+    # Every model gets this warning that was not made for embeddings: a pooling is chosen for it on purpose.
+    "default pooling_type is",
+    # What is said of an interrupted decode, layer by layer: 1 is the status of an aborted graph.
+    "graph_compute_async failed with error 1",
+    "failed to compute graph, compute status: 1",
+    "removing memory module entries",
+    "failed to decode, ret = 2",
+)
 _last_errors: deque[str] = deque(maxlen=8)
 _last_level = 0
 
@@ -103,7 +115,7 @@ def _on_log(level: int, text: bytes, _user: ctypes.c_void_p) -> None:
     level = _last_level if level == 5 else level
     _last_level = level
     message = text.decode("utf-8", "replace").strip()
-    if level not in _LEVELS or not message or _EXPECTED in message:
+    if level not in _LEVELS or not message or any(each in message for each in _EXPECTED):
         return
     if level == 4:
         _last_errors.append(message)
@@ -359,6 +371,31 @@ class _Batch:
         return n_outputs
 
 
+class Interrupt:
+    """Ends a decode halfway. `set` and `clear` are for any thread. CPU only: elsewhere a decode runs to its end.
+
+    llama.cpp asks before each of a decode's hundreds of operations, through a C function. One of Python's would take
+    the GIL each time, so it gets libc's `atoi` and the address of "0" or "1": the answer is an int, whose lowest byte
+    is the bool that is read, on x86-64 as on ARM.
+    """
+
+    ASK = ctypes.cast(ctypes.CDLL(None).atoi, llama_cpp.ggml_abort_callback)
+    ASK_NOTHING = llama_cpp.ggml_abort_callback()
+
+    def __init__(self) -> None:
+        self._digits = ctypes.create_string_buffer(b"0")
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self._digits)
+
+    def set(self) -> None:
+        self._digits[0] = b"1"
+
+    def clear(self) -> None:
+        self._digits[0] = b"0"
+
+
 def _pointer(array: NDArray[Any], kind: Any) -> Any:
     return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))
 
@@ -398,13 +435,31 @@ class Context:
     ) -> None:
         self.close()
 
-    def decode(self, pieces: Sequence[Piece]) -> Outcome:
+    def decode(self, pieces: Sequence[Piece], interrupt: Interrupt | None = None) -> Outcome:
         """Compute the pieces as one batch of at most `n_batch` tokens. Releases the GIL meanwhile."""
         n_outputs = self._batch.fill(pieces)
-        code = llama_cpp.llama_decode(self._pointer, self._batch.native)
-        if code == 0:
-            return Decoded(self._logits(n_outputs))
-        return OutOfCells() if code == 1 else DecodeFailed(_failure(code))
+        with self._heeding(interrupt):
+            code = llama_cpp.llama_decode(self._pointer, self._batch.native)
+        match code:
+            case 0:
+                return Decoded(self._logits(n_outputs))
+            case 1:
+                return OutOfCells()
+            case 2:
+                return Interrupted()
+        return DecodeFailed(_failure(code))
+
+    @contextlib.contextmanager
+    def _heeding(self, interrupt: Interrupt | None) -> Iterator[None]:
+        """What is computed within ends when the interrupt is set; without one, by nothing."""
+        if interrupt is None:
+            yield
+            return
+        llama_cpp.llama_set_abort_callback(self._pointer, Interrupt.ASK, interrupt.address)
+        try:
+            yield
+        finally:
+            llama_cpp.llama_set_abort_callback(self._pointer, Interrupt.ASK_NOTHING, None)
 
     def embed(self, tokens: Ids) -> Floats | DecodeFailed:
         """The pooled vector of one whole input; the context must have been opened for embeddings.
@@ -450,7 +505,7 @@ class Context:
 
 
 def _failure(code: int) -> str:
-    reasons = {-1: "llama.cpp refused the batch as invalid", 2: "the decode was aborted"}
+    reasons = {-1: "llama.cpp refused the batch as invalid"}
     return reasons.get(code, f"llama.cpp failed with code {code}")
 
 
@@ -471,12 +526,12 @@ class ContextParams:
     """Set: the context gives embeddings instead of logits."""
 
     @classmethod
-    def to_generate(cls, config: EngineConfig, n_ctx: int) -> Self:
+    def to_generate(cls, config: EngineConfig, n_ctx: int, n_shelves: int) -> Self:
         return cls(
             n_ctx=n_ctx,
             n_batch=min(config.n_batch, n_ctx),
             n_ubatch=min(config.n_ubatch, n_ctx),
-            n_seq_max=config.n_slots,
+            n_seq_max=config.n_slots + n_shelves,
             n_threads=config.n_threads,
             n_threads_batch=config.n_threads_batch,
             flash_attention=config.flash_attention,

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from shared.errors import SlotstreamError
 from shared.events import StopType
+from shared.jobs import Lane
 from worker.engine.cells import Resident
 from worker.engine.sampling import Sampler
 from worker.engine.task import GenerateTask
@@ -20,6 +21,7 @@ from worker.engine.transcript import Transcript
 class Phase(Enum):
     PREFILL = "prefill"  # known tokens still to be decoded before the first choice
     DECODE = "decode"  # one new token per step
+    PARKED = "parked"  # its slot went to somebody who waits; its tokens stay, and its cells while there is room
     ENDED = "ended"  # `ending` is set; the slot may go
 
 
@@ -91,6 +93,16 @@ class Sequence:
     ending: Ending | None = None
     n_reused: int = 0
     """Tokens of the prompt that it did not compute itself."""
+    n_told: int = -1
+    """Most of the prompt that was ever said to be in the cache; -1 before anything was."""
+    served_at: float = 0.0
+    """When it was last part of a decode; monotonic seconds."""
+    waits_since: float = 0.0
+    """When it came, or gave up its slot after a whole quantum in it."""
+    placed_at: float = 0.0
+    """When it got the slot that it has."""
+    guarded_until: float = 0.0
+    """Until then it keeps its slot, whoever waits."""
 
     @property
     def n_prompt(self) -> int:
@@ -112,8 +124,27 @@ class Sequence:
         return -1 if n_predict < 0 else max(n_predict - self.n_decoded, 0)
 
     @property
+    def is_bulk(self) -> bool:
+        return self.task.lane is Lane.BULK
+
+    @property
+    def has_slot(self) -> bool:
+        return self.phase in (Phase.PREFILL, Phase.DECODE)
+
+    @property
+    def is_told_of(self) -> bool:
+        """Whether anything was said of its prompt."""
+        return self.n_told >= 0
+
+    @property
     def is_generating(self) -> bool:
-        return self.phase is Phase.DECODE
+        """One token to decode for the next choice; after having been parked there may be more at first."""
+        return self.phase is Phase.DECODE and self.resident.n_pending <= 1
+
+    @property
+    def is_awaited(self) -> bool:
+        """Its first token has not been chosen yet."""
+        return self.phase is Phase.PREFILL
 
     @property
     def n_wanted(self) -> int:
@@ -123,11 +154,12 @@ class Sequence:
     @property
     def is_choosing(self) -> bool:
         """Whether the next token can be chosen: all known ones are in the cache."""
-        return self.phase is not Phase.ENDED and self.resident.n_pending == 0
+        return self.has_slot and self.resident.n_pending == 0
 
-    def computed(self, n_tokens: int) -> None:
+    def computed(self, n_tokens: int, now: float) -> None:
         """So many more of its known tokens are in the cache."""
         self.resident.n_cached += n_tokens
+        self.served_at = now
         self.n_reused = min(self.resident.n_reused, self.n_prompt)
 
     def choose(self, token: int, now: float) -> None:
@@ -140,6 +172,19 @@ class Sequence:
         ending = self.limits.ending(token, self.n_decoded, self.resident.n_tokens)
         if ending is not None:
             self.end(ending)
+
+    def park(self, shelf: Resident, now: float, quantum_s: float) -> None:
+        """Give the slot up; `shelf` stands for it meanwhile. Less than a quantum in it does not end the waiting."""
+        assert self.has_slot
+        if now - self.placed_at >= quantum_s:
+            self.waits_since = now
+        self.phase, self.resident = Phase.PARKED, shelf
+
+    def resume(self, resident: Resident, now: float) -> None:
+        """Go on in another slot where it was: its prompt is not told of again, nor is a first token."""
+        assert self.phase is Phase.PARKED
+        self.phase = Phase.DECODE if self.clock.prompted else Phase.PREFILL
+        self.resident, self.slot, self.placed_at = resident, resident.slot, now
 
     def end(self, ending: Ending) -> None:
         """The first ending wins: a late cancel never hides a real one."""

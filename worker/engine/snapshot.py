@@ -45,6 +45,8 @@ class EngineSnapshot:
     slots: tuple[SlotSnapshot, ...] = ()
     n_waiting: int = 0
     """Tasks that are in the engine and have no slot yet, embeddings included."""
+    n_parked: int = 0
+    """Bulk sequences that gave their slot to a person and wait for another."""
     batch: BatchSnapshot = BatchSnapshot()
     """The last decode."""
     steps: int = 0

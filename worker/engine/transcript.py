@@ -22,8 +22,9 @@ class Transcript:
     """Ids to text, for one sequence.
 
     Invariant: whoever has the ids of the utterances so far, and pushes them into a new transcript, gets the same
-    text out of it and the same text held back. So an id is said with the first of its text, and text is never said
-    without an id. Ids of a stop string are not said, unless text in front of it has no other.
+    text out of it and the same text held back. So what releases text is said with it, and with every id before; text
+    is never said without an id, but for what was held back when the end comes from outside. Ids of a stop string are
+    not said, unless one of them released text in front of it.
     """
 
     def __init__(self, stops: Iterable[str], token_bytes: Callable[[int], bytes]) -> None:
@@ -31,10 +32,7 @@ class Transcript:
         self._detokenizer = Detokenizer()
         self._stops = StopMatcher(stops)
         self._said: list[str] = []
-        self._n_decoded = 0
-        self._n_said = 0
-        self._unsaid: list[tuple[int, int]] = []
-        """(id, where its text begins), in characters from the start."""
+        self._unsaid: list[int] = []
         self.ids: list[int] = []
         self.is_closed = False
         """Its sequence ended; whoever ends it sets this."""
@@ -52,8 +50,8 @@ class Transcript:
     def push(self, token: int, *, is_last: bool = False) -> Utterance | None:
         """The next id. `is_last`: no other comes, so nothing is held back."""
         self.ids.append(token)
-        self._unsaid.append((token, self._n_decoded))
-        return self._say(self._decode(self._token_bytes(token)), is_last)
+        self._unsaid.append(token)
+        return self._say(self._detokenizer.push(self._token_bytes(token)), is_last)
 
     def flush(self) -> Utterance | None:
         """Whatever was held back."""
@@ -65,28 +63,13 @@ class Transcript:
             self.push(token)
             self._unsaid.clear()
 
-    def _decode(self, content: bytes) -> str:
-        text = self._detokenizer.push(content)
-        self._n_decoded += len(text)
-        return text
-
     def _say(self, text: str, is_last: bool) -> Utterance | None:
         released = self._stops.push(text)
         if is_last:
             released += self._stops.push(self._detokenizer.flush()) + self._stops.flush()
-        self._n_said += len(released)
         if released:
             self._said.append(released)
-        ids = self._ids_to_say(released, is_last)
+        ids: tuple[int, ...] = ()
+        if released or (is_last and not self._stops.found):
+            ids, self._unsaid = tuple(self._unsaid), []
         return Utterance(released, ids) if released or ids else None
-
-    def _ids_to_say(self, released: str, is_last: bool) -> tuple[int, ...]:
-        if is_last and not self._stops.found:
-            n = len(self._unsaid)
-        elif released:
-            n = sum(start < self._n_said for _, start in self._unsaid) or min(1, len(self._unsaid))
-        else:
-            n = 0
-        ids = tuple(token for token, _ in self._unsaid[:n])
-        del self._unsaid[:n]
-        return ids

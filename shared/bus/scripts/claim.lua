@@ -1,19 +1,25 @@
 #!lua flags=allow-oom
 -- claim: hands out the jobs of silent workers and waiting ones.
 -- Invariant: a job that is handed out is running under a lease that nobody else has ever had; never more are handed
--- out than asked for, and never more that a worker has died with. Cancelled, expired and vanished jobs end here.
+-- out than asked for, and never more suspects. Cancelled, expired and vanished jobs end here.
 -- uses: clock ending putback
 local load = KEYS[1]
 local prefix, model, worker, nonce = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local lease_ms, is_sweep = tonumber(ARGV[5]), ARGV[6] == '1'
 local quick, interactive, bulk = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
-local suspects = tonumber(ARGV[10]) -- jobs that a worker has died with, in all lanes together
+local suspects = tonumber(ARGV[10]) -- in all lanes together: jobs whose next death must be theirs alone
 local version = tonumber(ARGV[11]) -- the newest kind of request that the worker can read
 
 local MOST_DEATHS = 3
 
+local function is_suspect(deaths)
+  return deaths == MOST_DEATHS - 1
+end
+
 local now = clock()
 local handed = {}
+local handed_cost = 0 -- what they take from their tenants' shares
+local no_longer_queued = {} -- counts of the load hash -> how many fewer
 local looks = 1000 -- entries looked at in one call: a script makes everybody wait
 local cleared = 0 -- of them, what is gone now
 
@@ -44,10 +50,10 @@ end
 local function hand_out(stream, entry, id, is_lost)
   looks = looks - 1
   local key = prefix .. 'job:' .. id
-  local status, known, request, newness, created, deadline, deaths, cancel, queue, tenant, held_by, events, log_keep_ms =
-    unpack(redis.call(
+  local status, known, request, newness, created, deadline, deaths, cancel, queue, tenant, held_by, events, log_keep_ms,
+    epoch, attempts, started, cost = unpack(redis.call(
       'HMGET', key, 'status', 'entry', 'job', 'version', 'created_ms', 'deadline_ms', 'deaths', 'cancel', 'queue',
-      'tenant', 'worker', 'events', 'log_keep_ms'))
+      'tenant', 'worker', 'events', 'log_keep_ms', 'epoch', 'attempts', 'started_ms', 'cost'))
   if known ~= entry or (status ~= 'queued' and status ~= 'running') then
     discard(stream, entry)
     return false
@@ -79,7 +85,7 @@ local function hand_out(stream, entry, id, is_lost)
     bury(prefix, id, model, tenant, held_by, why)
     end_without_answer(id, 'failed', 'worker_died', 'The job was given up: ' .. why .. '.')
     return false
-  elseif tonumber(newness or 1) > version or (deaths > 0 and suspects <= 0) then
+  elseif tonumber(newness or 1) > version or (is_suspect(deaths) and suspects <= 0) then
     -- Not for this worker, or not now.
     if is_lapsed then
       put_back(prefix, key, worker)
@@ -89,22 +95,27 @@ local function hand_out(stream, entry, id, is_lost)
     return false
   end
 
-  local epoch = redis.call('HINCRBY', key, 'epoch', 1)
-  local attempt = redis.call('HINCRBY', key, 'attempts', 1)
+  epoch, attempts = epoch + 1, attempts + 1
   local lease = worker .. ':' .. epoch .. ':' .. nonce
-  redis.call('HSET', key, 'status', 'running', 'lease', lease, 'worker', worker)
-  redis.call('HSETNX', key, 'started_ms', now)
+  redis.call(
+    'HSET', key, 'status', 'running', 'lease', lease, 'worker', worker, 'epoch', epoch, 'attempts', attempts,
+    'started_ms', started or now)
+  if epoch > 1 then
+    redis.call('HDEL', key, 'unheard_ms') -- while it waited nobody looked whether somebody listens
+  end
   -- From here on the log refuses the ids of earlier attempts, whatever they believe.
-  redis.call('XADD', prefix .. 'log:' .. id, epoch .. '-0', 'attempt', attempt)
+  redis.call('XADD', prefix .. 'log:' .. id, epoch .. '-0', 'attempt', attempts)
   redis.call('PEXPIREAT', prefix .. 'log:' .. id, deadline + log_keep_ms)
-  if deaths > 0 then
+  if is_suspect(deaths) then
     suspects = suspects - 1
   end
   if not is_lapsed then
-    redis.call('HINCRBY', load, 'queued:' .. queue, -1)
-    redis.call('HINCRBY', load, 'queued:' .. queue .. ':' .. tenant, -1)
+    for _, count in ipairs({'queued:' .. queue, 'queued:' .. queue .. ':' .. tenant}) do
+      no_longer_queued[count] = (no_longer_queued[count] or 0) + 1
+    end
   end
-  handed[#handed + 1] = {id, request, lease, attempt, deaths, tonumber(events), created, deadline}
+  handed_cost = handed_cost + cost
+  handed[#handed + 1] = {id, request, lease, attempts, deaths, tonumber(events), created, deadline}
   return true
 end
 
@@ -188,12 +199,9 @@ local function take_waiting(lane, room)
       idle = idle + 1
     else
       redis.call('HINCRBY', load, 'taken:' .. lane .. ':' .. tenant, #entries)
-      local first = #handed
+      local cost_before = handed_cost
       taken = taken + hand_out_all(stream, entries)
-      local cost = 0
-      for i = first + 1, #handed do
-        cost = cost + redis.call('HGET', prefix .. 'job:' .. handed[i][1], 'cost')
-      end
+      local cost = handed_cost - cost_before
       if cost > 0 then
         redis.call('HSET', load, 'clock:' .. lane, had)
         redis.call('ZINCRBY', turn, cost, tenant)
@@ -225,6 +233,9 @@ local n_quick = take_own(quick)
 n_quick = n_quick + take('quick', quick - n_quick)
 local n_interactive = take('interactive', interactive)
 local n_bulk = take('bulk', bulk - n_interactive) -- they share slots: what a person got, bulk does not get
+for count, fewer in pairs(no_longer_queued) do
+  redis.call('HINCRBY', load, count, -fewer)
+end
 local n_waiting = tonumber(redis.call('HGET', load, 'queued:bulk') or 0)
 local is_more = looks <= 0 and cleared > 0
 return {now, is_more and 1 or 0, n_quick, n_interactive, n_bulk, most_suspects - suspects, n_waiting, handed}

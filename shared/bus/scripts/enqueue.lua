@@ -32,9 +32,11 @@ if idem then
   end
 end
 
+local of_queue, of_tenant = 'queued:' .. queue, 'queued:' .. queue .. ':' .. tenant
+local tickets = 'added:' .. queue .. ':' .. tenant
 local counts = redis.call(
   'HMGET', load, 'queued:own', 'queued:quick', 'queued:interactive', 'queued:bulk', 'queued:own:' .. tenant,
-  'queued:quick:' .. tenant, 'queued:interactive:' .. tenant, 'queued:bulk:' .. tenant)
+  'queued:quick:' .. tenant, 'queued:interactive:' .. tenant, 'queued:bulk:' .. tenant, of_queue, of_tenant, tickets)
 local waiting, waiting_of_tenant = 0, 0
 for i = 1, 4 do
   waiting = waiting + (counts[i] or 0)
@@ -50,9 +52,8 @@ local now = clock()
 local deadline = now + life_ms
 local entry = redis.call('XADD', stream, '*', 'job', id)
 local is_own = queue == 'own'
-local ahead = redis.call('HINCRBY', load, 'queued:' .. queue .. ':' .. tenant, 1) - 1
-redis.call('HINCRBY', load, 'queued:' .. queue, 1)
-local ticket = is_own and 0 or redis.call('HINCRBY', load, 'added:' .. queue .. ':' .. tenant, 1)
+local ahead, ticket = tonumber(counts[10] or 0), (counts[11] or 0) + 1
+redis.call('HSET', load, of_queue, (counts[9] or 0) + 1, of_tenant, ahead + 1, tickets, ticket)
 
 redis.call(
   'HSET', job, 'status', 'queued', 'job', request, 'version', version, 'body', body, 'endpoint', endpoint,

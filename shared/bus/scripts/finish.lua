@@ -18,11 +18,10 @@ if held ~= lease or was ~= 'running' or first ~= events + 1 then
 end
 
 local now = clock()
-redis.call('HSET', job, 'finished_by', lease)
 if why_dead ~= '' then
   bury(prefix, id, model, tenant, worker, why_dead)
 end
-end_job(prefix, id, now, status, result)
+end_job(prefix, id, now, status, result, lease)
 
 -- A counter that fades: divided by its window it is the rate in which jobs end.
 local load = prefix .. 'load:' .. model

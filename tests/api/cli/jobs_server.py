@@ -140,7 +140,7 @@ class Server:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         await response.write(b": keep-alive\n\n")
-        after = int(request.query.get("starting_after", 0))
+        after = int(request.headers.get("Last-Event-ID", 0))
         for number in range(after + 1, job.body.get("tokens", 1) + 1):
             await response.write(b'id: %d\nevent: token\ndata: {"text": "x"}\n\n' % number)
             if number < job.body.get("cut", 0):

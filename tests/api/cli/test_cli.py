@@ -13,7 +13,7 @@ from tests.api.cli.conftest import ROOT, environment
 def test_help_lists_every_command_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    for name in ("serve", "run", "api", "worker", "tasks"):
+    for name in ("serve", "run", "jobs", "api", "worker", "tasks"):
         assert [line for line in lines if line.split()[:1] == [name]], name
 
 
@@ -49,7 +49,7 @@ def test_every_command_explains_its_options(name: str, tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "--redis-url" in done.stdout
+    assert ("submit" if name == "jobs" else "--redis-url") in done.stdout
 
 
 def test_serve_wants_a_model(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

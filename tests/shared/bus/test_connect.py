@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
 from redis.asyncio import Redis
-from redis.exceptions import ReadOnlyError, RedisError, ResponseError
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import ReadOnlyError, ResponseError
 
 from shared.bus import Bus, EmbeddedServer, open_bus
-from shared.bus.connect import Link, close, connection_factory, is_refusal, transmit
+from shared.bus.connect import Link, connection_factory, is_refusal
 from shared.bus.script import ask, script
+from shared.bus.subscriber import Subscriber
 from shared.errors import BusUnavailable
 from shared.settings import BusSettings, ConfigError
 from tests.shared.bus.conftest import Behind
@@ -55,6 +58,29 @@ async def test_connections_that_the_server_closed_are_opened_anew(bus: Bus, behi
         await behind.client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
         await asyncio.sleep(0)
         await bus.ping()
+
+
+def test_a_connection_that_breaks_under_uvloop_is_opened_anew(bus_settings: BusSettings) -> None:
+    connect = connection_factory(bus_settings, "test")
+    made: list[Any] = []
+
+    def remember() -> AbstractConnection:
+        made.append(connect())
+        return made[-1]
+
+    async def break_and_write() -> None:
+        async with Link(remember) as link, Subscriber(remember) as subscriber:
+            for round_ in range(3):
+                async with subscriber.listen([f"before {round_}"], 8):
+                    await link.send([("PING",)])
+                    for connection in made:
+                        if connection.is_connected:
+                            connection._writer.transport.abort()  # as a reset does
+                    await asyncio.sleep(0)  # now it is closed, and its reader will hear so in a moment
+                    async with subscriber.listen([f"after {round_}"], 8):
+                        assert await link.send([("PING",)]) == [b"PONG"]
+
+    uvloop.run(break_and_write())
 
 
 async def test_the_process_is_named_in_the_servers_list(bus_settings: BusSettings, behind: Behind) -> None:
@@ -153,23 +179,6 @@ async def test_whether_a_job_would_be_taken_is_known_without_one(bus: Bus, behin
     finally:
         await behind.client.config_set("maxmemory", "0")
     await bus.check_accepts()
-
-
-def test_a_reset_is_a_lost_connection_on_every_loop(valkey_url: str) -> None:
-    """uvloop, on which all roles run, calls a write to a transport that a reset has closed a RuntimeError."""
-
-    async def write_to_the_dead() -> None:
-        connection = connection_factory(BusSettings(redis_url=valkey_url), "test")()
-        await connection.connect()
-        connection._writer.transport.abort()
-        await asyncio.sleep(0.01)
-        with pytest.raises((RedisError, OSError)):
-            for _ in range(2):
-                await transmit(connection, connection.pack_command("PING"))
-                await asyncio.sleep(0.01)
-        await close(connection)
-
-    uvloop.run(write_to_the_dead())
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worker.engine.cells import MIN_SHARED, Cells, Ids, Resident
@@ -13,7 +13,8 @@ ROOM = 200
 class ScriptedCache:
     """Which positions each sequence has, as llama.cpp would have it. `can_rewind` False: all or nothing goes."""
 
-    def __init__(self, can_rewind: bool = True) -> None:
+    def __init__(self, can_rewind: bool = True, n_ids: int = 100) -> None:
+        self.n_ids = n_ids
         self.lengths: dict[int, int] = {}
         self.shared: list[tuple[int, int, int, int]] = []
         self._can_rewind = can_rewind
@@ -27,6 +28,7 @@ class ScriptedCache:
     def share(self, source: int, target: int, start: int, end: int) -> None:
         assert self.lengths[source] >= end
         assert self.lengths.get(target, 0) == start
+        assert 0 <= target < self.n_ids
         self.lengths[target] = end
         self.shared.append((source, target, start, end))
 
@@ -40,12 +42,17 @@ def buffer(tokens: Sequence[int]) -> Ids:
 class Slots:
     """Cells over a scripted cache, with sequences that are computed at once."""
 
-    def __init__(self, n_slots: int = 3, *, can_rewind: bool = True) -> None:
-        self.cache = ScriptedCache(can_rewind)
-        self.cells = Cells(self.cache, n_slots, can_rewind=can_rewind)
+    def __init__(self, n_slots: int = 3, n_shelves: int = 0, *, can_rewind: bool = True) -> None:
+        self.cache = ScriptedCache(can_rewind, n_slots + n_shelves)
+        self.cells = Cells(self.cache, n_slots, n_shelves, can_rewind=can_rewind)
 
-    def place(self, tokens: Sequence[int], *, may_reuse: bool = True) -> Resident:
-        resident = self.cells.place(buffer(tokens), len(tokens), may_reuse=may_reuse)
+    def place(self, tokens: Sequence[int], *, may_reuse: bool = True, is_patient: bool = False) -> Resident:
+        resident = self.cells.place(buffer(tokens), len(tokens), may_reuse=may_reuse, is_patient=is_patient)
+        assert resident is not None
+        return resident
+
+    def unshelve(self, shelf: Resident, *, may_reuse: bool = True) -> Resident:
+        resident = self.cells.unshelve(shelf, may_reuse=may_reuse)
         assert resident is not None
         return resident
 
@@ -164,12 +171,71 @@ def test_idle_residents_go_oldest_first_and_busy_ones_stay() -> None:
     assert busy.n_cached == 3
 
 
+@pytest.mark.parametrize("may_reuse", [True, False])
+def test_a_shelved_sequence_keeps_its_cells_while_another_has_its_slot(may_reuse: bool) -> None:
+    slots = Slots(1, 1)
+    first = slots.place(A)
+    slots.compute(first, 40)
+    shelf = slots.cells.shelve(first)
+    other = slots.place(B)
+    slots.compute(other)
+    assert slots.cells.unshelve(shelf, may_reuse=may_reuse) is None
+    slots.cells.release(other)
+    again = slots.unshelve(shelf, may_reuse=may_reuse)
+    assert (again.tokens[: again.n_tokens].tolist(), again.n_cached, again.n_reused) == (A, 40, 0)
+    assert slots.cache.lengths == {0: 40, 1: 0}
+
+
+def test_a_shelved_sequence_lends_its_prefix() -> None:
+    slots = Slots(1, 1)
+    first = slots.place(A)
+    slots.compute(first)
+    slots.cells.shelve(first)
+    slots.finish(B)
+    assert slots.place([*A, 7]).n_reused == len(A)
+
+
+def test_cells_on_shelves_go_last_and_then_all_is_computed_again() -> None:
+    slots = Slots(2, 1)
+    first = slots.place(A)
+    slots.compute(first)
+    shelf = slots.cells.shelve(first)
+    finished = slots.finish(B)
+    other = slots.finish([5] * 20)
+    assert slots.cells.drop_oldest_idle()
+    assert slots.cells.drop_oldest_idle()
+    assert (finished.n_cached, other.n_cached, shelf.n_cached) == (0, 0, len(A))
+    assert slots.cells.drop_oldest_idle()
+    again = slots.unshelve(shelf)
+    assert (again.n_cached, again.n_pending) == (0, len(A))
+
+
+def test_without_an_empty_shelf_only_the_tokens_stay() -> None:
+    slots = Slots(1)
+    first = slots.place(A)
+    slots.compute(first, 40)
+    shelf = slots.cells.shelve(first)
+    slots.finish(B)
+    again = slots.unshelve(shelf)
+    assert (again.tokens[: again.n_tokens].tolist(), again.n_cached) == (A, 0)
+
+
+def test_nobody_waits_for_one_who_may_be_held_up_unless_he_may_be_too() -> None:
+    slots = Slots()
+    leader = slots.place([*A, 1], is_patient=True)
+    assert slots.place([*A, 2]).leader is None
+    assert slots.place([*A, 3], is_patient=True).leader is not None
+    assert leader.n_cached == 0
+
+
+@settings(deadline=None)
 @given(st.data())
 def test_residents_are_always_what_the_cache_has(data: st.DataObject) -> None:
-    slots = Slots(3)
+    slots = Slots(3, 2)
     busy: list[Resident] = []
+    shelved: list[Resident] = []
     for _ in range(data.draw(st.integers(1, 25))):
-        match data.draw(st.sampled_from(["place", "compute", "release", "drop"])):
+        match data.draw(st.sampled_from(["place", "compute", "release", "drop", "shelve", "unshelve", "clear"])):
             case "place" if slots.cells.n_idle:
                 n = data.draw(st.integers(1, len(A)))
                 tokens = [*A[:n], *data.draw(st.lists(st.integers(0, 3), max_size=4))]
@@ -184,6 +250,16 @@ def test_residents_are_always_what_the_cache_has(data: st.DataObject) -> None:
                 slots.cells.release(busy.pop(data.draw(st.integers(0, len(busy) - 1))))
             case "drop":
                 slots.cells.drop_oldest_idle()
-        for resident in slots.cells.residents:
+            case "shelve" if busy:
+                pending = [resident for resident in busy if resident.n_pending]
+                if pending:
+                    busy.remove(pending[0])
+                    shelved.append(slots.cells.shelve(pending[0]))
+            case "unshelve" if shelved and slots.cells.n_idle:
+                busy.append(slots.unshelve(shelved.pop(0), may_reuse=data.draw(st.booleans())))
+                assert busy[-1].n_pending >= 1
+            case "clear" if shelved:
+                slots.cells.clear(shelved.pop())
+        for resident in (*slots.cells.residents, *slots.cells.shelved):
             assert slots.cache.lengths.get(resident.slot, 0) == resident.n_cached
             assert resident.n_reused <= resident.n_cached or not resident.is_busy

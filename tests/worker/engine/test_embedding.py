@@ -4,13 +4,16 @@ import numpy as np
 import pytest
 
 from shared.events import Failure, Vector
+from shared.jobs import Lane
 from tests.models import demo_model_path
 from tests.worker.engine.harness import Recorded, config, task
-from worker.engine import EmbedTask, EngineConfig, SequenceKey
+from worker.engine import EmbedTask, EngineConfig, EngineEvent, SequenceKey
 
 
-def embed(job_id: str, tokens: list[int], *, normalize: bool = True) -> EmbedTask:
-    return EmbedTask(SequenceKey(job_id, 0), tuple(tokens), normalize)
+def embed(
+    job_id: str, tokens: list[int], *, normalize: bool = True, lane: Lane = Lane.INTERACTIVE, index: int = 0
+) -> EmbedTask:
+    return EmbedTask(SequenceKey(job_id, index), tuple(tokens), normalize, lane)
 
 
 def vector(engine: Recorded, job_id: str) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
@@ -87,3 +90,32 @@ def test_a_job_with_inputs_that_wait_can_be_cancelled(byte_model: Path) -> None:
         engine.wait_for(lambda: len(engine.events("many")) == 200)
         codes = {event.code for event in engine.events("many") if isinstance(event, Failure)}
     assert codes == {"cancelled"}
+
+
+def test_a_long_bulk_list_is_left_for_a_person_after_the_input_under_way(byte_model: Path) -> None:
+    said: list[str] = []
+
+    def look(key: SequenceKey, event: EngineEvent) -> None:
+        said.append(key.job_id)
+        if len(said) == 1:
+            engine.submit(embed("person", list(b"hello")))
+
+    n_a_turn = 512 // 50
+    with Recorded(config(byte_model, n_batch=512, n_ubatch=512), look) as engine:
+        engine.engine._pace.observe(0, 1000, 10.0)  # so cheap that a turn takes a whole batch
+        engine.submit(*(embed("list", [65] * 50, lane=Lane.BULK, index=index) for index in range(60)))
+        engine.wait_for(lambda: len(said) == 61)
+    assert said.index("person") < 2 * n_a_turn
+
+
+def test_bulk_inputs_are_embedded_though_people_never_cease(byte_model: Path) -> None:
+    def look(key: SequenceKey, event: EngineEvent) -> None:
+        if key.job_id == "person" and not is_over:
+            engine.submit(embed("person", [65] * 60))
+
+    is_over: list[bool] = []
+    with Recorded(config(byte_model, age_s=0.05, quantum_s=0.01), look) as engine:
+        engine.submit(*(embed("person", [65] * 60) for _ in range(60)))
+        engine.submit(*(embed("list", [65] * 50, lane=Lane.BULK, index=index) for index in range(5)))
+        engine.wait_for(lambda: len(engine._events["list"]) == 5)
+        is_over.append(True)

@@ -8,6 +8,8 @@ from worker.engine.llama import (
     ContextParams,
     Decoded,
     DecodeFailed,
+    Interrupt,
+    Interrupted,
     LoadFailed,
     Model,
     OutOfCells,
@@ -122,6 +124,24 @@ def test_a_lent_prefix_costs_no_cells(byte_model: Path) -> None:
             context.share(0, slot, 0, 200)
         rows = [Piece(slot, 200, ids(10, 70 + slot), True) for slot in range(4)]
         assert isinstance(context.decode(rows), Decoded)
+
+
+def test_an_interrupt_ends_a_decode_that_heeds_it_and_no_other(byte_model: Path) -> None:
+    interrupt = Interrupt()
+    whole = [Piece(0, 0, ids(100), True)]
+    with Model.load(byte_model) as model, Context.open(model, PARAMS) as context:
+        for is_set, heeded, outcome in (
+            (False, interrupt, Decoded),
+            (True, interrupt, Interrupted),
+            (True, None, Decoded),
+            (False, interrupt, Decoded),
+        ):
+            context.truncate(0, 0)
+            if is_set:
+                interrupt.set()
+            else:
+                interrupt.clear()
+            assert isinstance(context.decode(whole, heeded), outcome)
 
 
 @pytest.mark.parametrize("piece", [Piece(0, 3, ids(1, 10**6), True), Piece(0, 50, ids(1), True)])

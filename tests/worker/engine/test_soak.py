@@ -30,7 +30,8 @@ def test_after_anything_at_all_every_task_has_one_ending_and_the_cache_is_as_it_
     is_over: list[bool] = []
     discarded: set[str] = set()
     submitted: list[str] = []
-    with Recorded(config(byte_model, n_ctx=640, n_ctx_slot=260, n_batch=48, n_ubatch=48), meddle) as engine:
+    room = {"n_ctx": 640, "n_ctx_slot": 260, "n_batch": 48, "n_ubatch": 48, "age_s": 0.05, "quantum_s": 0.01}
+    with Recorded(config(byte_model, **room), meddle) as engine:
         recorded.append(engine)
         until = time.monotonic() + SOAK_S
         while time.monotonic() < until:
@@ -84,9 +85,12 @@ def _check_cells(engine: Recorded) -> None:
     assert engine.engine.free_slots() == 4
     assert snapshot.n_waiting == 0
     assert not any(slot.is_processing for slot in snapshot.slots)
+    assert snapshot.n_parked == 0
     for resident in engine.engine._cells.residents:
         assert engine.engine._context.length(resident.slot) == resident.n_cached
         assert not resident.is_busy
+    for shelf in range(4, 8):
+        assert engine.engine._context.length(shelf) == 0
 
 
 def _check_events(engine: Recorded, job_ids: list[str]) -> None:

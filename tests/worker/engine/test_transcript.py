@@ -50,6 +50,16 @@ def test_text_before_a_stop_is_never_said_without_an_id() -> None:
     assert said == [Utterance("x ", (7,)), Utterance("ta", (10,))]
 
 
+def test_a_token_that_is_held_back_is_said_if_it_releases_another() -> None:
+    """Else a continuation behind the other would hold it back again, and say it twice."""
+    heard = transcript("mma\ufffd")
+    said = [heard.push(token) for token in (4, 4)]
+    assert said == [None, Utterance("mma", (4, 4))]
+    again = transcript("mma\ufffd")
+    again.replay([4, 4])
+    assert (again.text, again.flush()) == ("mma", Utterance("mma", ()))
+
+
 def test_a_token_without_text_goes_with_the_next_or_at_the_end() -> None:
     assert say(transcript(), [8, 0, 8]) == [Utterance("alpha", (8, 0)), Utterance("", (8,))]
 

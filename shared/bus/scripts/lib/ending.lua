@@ -18,20 +18,20 @@ local function bury(prefix, id, model, tenant, worker, why)
     worker, 'why', why)
 end
 
--- `status` and `result` become the job's; the caller has made sure that it has not ended yet.
-local function end_job(prefix, id, now, status, result)
+-- `status` and `result` become the job's; the caller has made sure that it has not ended yet. `lease`: of the worker
+-- whose word it is, if it is one's.
+local function end_job(prefix, id, now, status, result, lease)
   local key, log = prefix .. 'job:' .. id, prefix .. 'log:' .. id
-  local was, events, epoch, stream, entry, model, queue, tenant, keep_ms, log_keep_ms, durable = unpack(redis.call(
-    'HMGET', key, 'status', 'events', 'epoch', 'stream', 'entry', 'model', 'queue', 'tenant', 'keep_ms',
-    'log_keep_ms', 'durable'))
+  local was, events, epoch, stream, entry, model, queue, tenant, keep_ms, log_keep_ms, durable, request = unpack(
+    redis.call(
+      'HMGET', key, 'status', 'events', 'epoch', 'stream', 'entry', 'model', 'queue', 'tenant', 'keep_ms',
+      'log_keep_ms', 'durable', 'job'))
   local number = events + 1
   local last = epoch .. '-' .. number
 
-  redis.call('HSET', key, 'status', status, 'result', result, 'ended_ms', now, 'end_event', number)
-  redis.call('HDEL', key, 'lease')
-  if status ~= 'failed' then
-    redis.call('HDEL', key, 'job') -- a failed one is kept whole: somebody may want to see what killed it
-  end
+  redis.call(
+    'HSET', key, 'status', status, 'result', result, 'ended_ms', now, 'end_event', number, 'finished_by', lease or '',
+    'lease', '', 'job', status == 'failed' and request or '') -- to see what killed it
   redis.pcall('XADD', log, last, 'end', status) -- an error: readers end by the record
 
   -- Only what was delivered may be deleted: an undelivered entry stays until a claim or the reaper meets it.
