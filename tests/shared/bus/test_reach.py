@@ -1,4 +1,4 @@
-"""How a worker process comes to its bus."""
+"""How a process comes to its bus."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from shared.bus import open_bus
 from shared.settings import BusSettings
 from tests.chaos.proxy import Proxy
 from tests.chaos.server import Server
-from worker.app import _reach
 
 
 class Forgetful(Proxy):
@@ -28,5 +27,5 @@ class Forgetful(Proxy):
 async def test_a_server_that_goes_away_between_two_questions_is_waited_for(tmp_path: Path) -> None:
     async with Server("valkey", tmp_path) as server, Forgetful(server.port) as way:
         async with open_bus(BusSettings(redis_url=way.url), name="test") as bus:
-            await asyncio.wait_for(_reach(bus), 20)
+            await asyncio.wait_for(bus.reach(), 20)
         assert way.n_left == 0
