@@ -56,7 +56,11 @@ class Server:
             preexec_fn=_survive_a_full_disk,  # noqa: PLW1509 - it only sets a signal's disposition
             stdout=subprocess.DEVNULL,
         )
-        self._until_it_answers(self._process)
+        try:
+            self._until_it_answers(self._process)
+        except BaseException:
+            self.kill()
+            raise
 
     def stop(self) -> None:
         self._end(signal.SIGTERM)
