@@ -21,7 +21,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 N_SLOW = 10
 N_EVENTS = 4000
-EVENTS_IN_A_CHUNK = 8
+CHUNKS_AT_ONCE = 20
 MOST_MB_OF_A_READER = 0.3
 """All events of this job together take several times that."""
 
@@ -58,9 +58,9 @@ async def a_claimed_job(bus: Bus) -> Claimed:
 
 
 async def say_everything(bus: Bus, claimed: Claimed) -> None:
-    for first in range(1, N_EVENTS + 1, EVENTS_IN_A_CHUNK):
-        said = tuple(Tokens(ids=(n,), text=f" {n:>300}") for n in range(first, first + EVENTS_IN_A_CHUNK))
-        await bus.queue.append([Chunk(claimed.lease, first, said)])
+    for first in range(1, N_EVENTS + 1, CHUNKS_AT_ONCE):
+        numbers = range(first, first + CHUNKS_AT_ONCE)
+        await bus.queue.append([Chunk(claimed.lease, n, (Tokens(ids=(n,), text=f" {n:>300}"),)) for n in numbers])
 
 
 async def ask_slowly(site: Site, job_id: str) -> list[socket.socket]:

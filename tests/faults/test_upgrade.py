@@ -37,11 +37,13 @@ async def test_25_two_versions_share_a_queue_and_the_newer_takes_over(
     stack: Stack, place: tuple[Stack, Server], newer: Path
 ) -> None:
     [old] = await start_workers(stack, 1)
+    [new] = await start_workers(stack, 1, python_path=newer)
+    new.signal(signal.SIGSTOP)  # so that the old one has begun before it takes its share
     jobs = [await make_job(stack, ask(n_predict=500, seed=n)) for n in range(8)]
     readers = [asyncio.create_task(follow(stack, job)) for job in jobs]
     await until_running(stack, 2)
-    [new] = await start_workers(stack, 1, python_path=newer)
-    await until_running(stack, 4)
+    new.signal(signal.SIGCONT)
+    await until_running(stack, 3)
     old.signal(signal.SIGTERM)
     assert await old.wait() == 0
     for tokens, job in await asyncio.gather(*readers):
