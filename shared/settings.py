@@ -106,7 +106,9 @@ class BusSettings(Settings):
     """Where the queue is, and what it promises."""
 
     redis_url: Annotated[SecretStr, Flag("--redis-url")] = Field(
-        SecretStr("redis://127.0.0.1:6379/0"), description="redis://, rediss:// or unix:// URL of Redis or Valkey"
+        SecretStr("redis://127.0.0.1:6379/0"),
+        description="Redis or Valkey: redis://[USER:PASSWORD@]HOST:PORT/DB, rediss:// for TLS, unix:///PATH, or"
+        " redis+sentinel://HOST:PORT,HOST:PORT/NAME/DB for what sentinels call NAME",
     )
     namespace: Annotated[str, Flag("--namespace")] = Field(
         "ss", pattern=r"^[a-zA-Z0-9_-]{1,32}$", description="first part of every key"

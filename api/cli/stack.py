@@ -213,4 +213,5 @@ async def _wait_until_healthy(url: str, needs_worker: bool, tell: Callable[[str]
 
 def _without_password(url: str) -> str:
     scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"
+    host = rest.rpartition("@")[2].partition("?")[0]  # the options may hold one too
+    return f"{scheme}://{host}"

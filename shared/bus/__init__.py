@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 
 import structlog
 
-from shared.bus.connect import Link, connection_factory
+from shared.bus.connect import Link, connection_factory, distrust
 from shared.bus.embedded import EmbeddedServer
 from shared.bus.keys import Keys
 from shared.bus.lease import LeaseKeeper
@@ -80,7 +80,6 @@ class Bus:
         pause_s = FIRST_PAUSE_S
         while True:
             try:
-                await self.ping()
                 return await self.check_server()
             except BusUnavailable as error:
                 log.warning("waiting for the bus", reason=error.message)
@@ -94,7 +93,15 @@ class Bus:
 
     async def check_server(self) -> None:
         """Raises ConfigError when jobs would not be safe on this server, BusUnavailable when it does not answer."""
-        [reply] = await ask(self._link, [("INFO",)])
+        try:
+            [reply] = await ask(self._link, [("INFO",)])
+        except BusUnavailable as error:
+            if reason := distrust(error):
+                raise ConfigError(
+                    f"--redis-url: the server's certificate is not trusted ({reason}); name its CA's file with"
+                    " ?ssl_ca_certs="
+                ) from None
+            raise
         facts = dict(line.split(":", 1) for line in reply.decode().splitlines() if ":" in line)
         version = tuple(int(number) for number in facts["redis_version"].split(".")[:2])
         if version < OLDEST_SERVER:

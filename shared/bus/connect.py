@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+import ssl
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TypeAlias
 
 import hiredis
 import redis
+import redis.asyncio
 import structlog
 from redis import exceptions
-from redis.asyncio.connection import AbstractConnection, ConnectionPool
+from redis.asyncio.connection import AbstractConnection, ConnectionPool, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from shared.bus.address import parse
 from shared.errors import BusUnavailable
 from shared.settings import BusSettings, ConfigError
 
@@ -30,6 +33,9 @@ Reply: TypeAlias = Any
 CONNECT_TIMEOUT_S = 5.0
 REPLY_TIMEOUT_S = 10.0
 """Longer than a script may hold up the server, shorter than anybody should wait for a half-open connection."""
+
+SENTINEL_TIMEOUT_S = 1.0
+"""For each sentinel: those of machines that are off come before one that answers."""
 
 _REFUSALS = ("OOM", "MISCONF", "READONLY", "LOADING", "BUSY", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS", "TRYAGAIN")
 
@@ -45,38 +51,86 @@ def is_refusal(error: Exception) -> bool:
 
 
 def unavailable(error: BaseException) -> BusUnavailable:
-    return BusUnavailable(f"The queue's server cannot be used now: {error or type(error).__name__}.")
+    refusal = BusUnavailable(f"The queue's server cannot be used now: {error or type(error).__name__}.")
+    refusal.__cause__ = error
+    return refusal
 
 
-def connection_options(settings: BusSettings, name: str) -> dict[str, Any]:
-    """What every connection of ours has, as keyword arguments of redis-py's `from_url`."""
-    is_socket = settings.redis_url.get_secret_value().startswith("unix:")
-    return {
-        "url": settings.redis_url.get_secret_value(),
-        "client_name": "".join(letter if "!" <= letter <= "~" else "-" for letter in name),
-        "socket_connect_timeout": CONNECT_TIMEOUT_S,
-    } | ({} if is_socket else {"socket_keepalive": True})
+def distrust(error: BaseException | None) -> str | None:
+    """Why the server's certificate was not accepted, when that is what is behind an error."""
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return error.verify_message
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def connection_pool(settings: BusSettings, name: str, **options: Any) -> ConnectionPool:
+    """Makes asyncio connections to the server, or to whichever the sentinels call the primary when one is opened.
+
+    Raises ConfigError when the URL is none of ours.
+    """
+    pool: ConnectionPool = _pool(redis.asyncio, settings, name, {"socket_connect_timeout": CONNECT_TIMEOUT_S} | options)
+    connection = pool.make_connection()  # type: ignore[no-untyped-call]
+    if isinstance(connection, SSLConnection):
+        try:
+            connection.ssl_context.get()
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--redis-url: the certificates cannot be used: {error}") from None
+    return pool
 
 
 def connection_factory(settings: BusSettings, name: str) -> Callable[[], AbstractConnection]:
     """Makes asyncio connections, unconnected. Raises ConfigError when the URL is none of ours."""
-    try:
-        pool = ConnectionPool.from_url(
-            **connection_options(settings, name),
-            retry=Retry(NoBackoff(), 0),  # retries are ours: only we know what may be said twice
-            health_check_interval=0,
-        )
-        # A URL may carry options, and only now are unknown ones noticed.
-        pool.make_connection()  # type: ignore[no-untyped-call]
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"--redis-url: {error}") from None
-    return pool.make_connection
+    # Retries are ours: only we know what may be said twice.
+    return connection_pool(settings, name, retry=Retry(NoBackoff(), 0), health_check_interval=0).make_connection
 
 
 def blocking_client(settings: BusSettings, name: str, timeout_s: float) -> redis.Redis:
     """A client for a thread without asyncio; every wait is bounded by `timeout_s`."""
-    options = connection_options(settings, name) | {"socket_connect_timeout": timeout_s}
-    return redis.Redis.from_url(**options, socket_timeout=timeout_s)
+    timeouts = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
+    return redis.Redis.from_pool(_pool(redis, settings, name, timeouts))
+
+
+def _pool(library: Any, settings: BusSettings, name: str, options: Mapping[str, Any]) -> Any:
+    """redis-py has everything twice under the same names, in `redis` for threads and in `redis.asyncio`."""
+    address = parse(settings.redis_url.get_secret_value())
+    options = {
+        "client_name": "".join(letter if "!" <= letter <= "~" else "-" for letter in name),
+        **address.options,
+        **options,
+    }
+    if not address.hosts:
+        return library.ConnectionPool(connection_class=library.UnixDomainSocketConnection, **options)
+    options["socket_keepalive"] = True
+    if address.primary:
+        timeout_s = min(SENTINEL_TIMEOUT_S, options["socket_connect_timeout"])
+        theirs = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s, **address.sentinel_options}
+        sentinels = (Sentinels if library is redis.asyncio else redis.Sentinel)(address.hosts, sentinel_kwargs=theirs)
+        return library.SentinelConnectionPool(address.primary, sentinels, ssl=address.is_tls, **options)
+    [(host, port)] = address.hosts
+    connection_class = library.SSLConnection if address.is_tls else library.Connection
+    return library.ConnectionPool(connection_class=connection_class, host=host, port=port, **options)
+
+
+class Sentinels(redis.asyncio.Sentinel):
+    """Leaves no connection behind, since whoever only makes connections has no moment to close others, and says why
+    nothing was found."""
+
+    async def discover_master(self, service_name: str) -> tuple[str, int]:
+        fault: Exception | None = None
+        for sentinel in self.sentinels:
+            try:
+                primary = (await sentinel.sentinel_masters()).get(service_name)  # type: ignore[no-untyped-call]
+            except (exceptions.RedisError, OSError) as error:
+                fault = error
+            else:
+                if primary and self.check_master_state(primary, service_name):
+                    return primary["ip"], primary["port"]
+            finally:
+                await sentinel.connection_pool.disconnect(inuse_connections=False)
+        reason = f"no sentinel knows a living primary {service_name!r}"
+        raise exceptions.ConnectionError(f"{reason} ({fault})" if fault else reason) from fault
 
 
 class _Parcel(NamedTuple):
@@ -142,7 +196,7 @@ class Link:
                 is_demoted = False
                 for parcel in parcels:
                     replies = [await _reply(connection) for _ in range(parcel.n_commands)]
-                    is_demoted = is_demoted or any(isinstance(reply, exceptions.ReadOnlyError) for reply in replies)
+                    is_demoted = is_demoted or any(map(_may_be_demoted, replies))
                     if not parcel.replies.done():
                         parcel.replies.set_result(replies)
             if is_demoted:
@@ -187,6 +241,13 @@ async def _reply(connection: AbstractConnection) -> Reply:
         return await connection.read_response(disconnect_on_error=False)
     except (exceptions.ResponseError, exceptions.BusyLoadingError) as error:
         return error
+
+
+def _may_be_demoted(reply: Reply) -> bool:
+    """It only reads; or its replicas have left it, perhaps for a new primary."""
+    return isinstance(reply, exceptions.ResponseError) and (
+        isinstance(reply, exceptions.ReadOnlyError) or str(reply).startswith("NOREPLICAS")
+    )
 
 
 def _fail(parcels: Iterable[_Parcel], error: BaseException) -> None:

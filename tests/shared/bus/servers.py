@@ -1,0 +1,80 @@
+"""redis-server processes that know each other: replicas, sentinels, nodes, over TCP and TLS."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from tests.conftest import REDIS_SERVER
+from tests.stack import free_port
+
+PATIENCE_S = 30.0
+
+
+class Node:
+    """One process on a port of its own."""
+
+    def __init__(self, folder: Path, *, password: str = "", is_sentinel: bool = False, **options: object) -> None:
+        if REDIS_SERVER is None:
+            pytest.skip("no redis-server on this machine")
+        self.port = free_port()
+        self.folder = folder
+        folder.mkdir()
+        given = {"bind": "127.0.0.1", "port": self.port, "dir": folder, "logfile": folder / "log"}
+        given |= {} if is_sentinel else {"save": '""', "repl-diskless-sync-delay": 0}
+        given |= {"requirepass": password} if password else {}
+        given |= {name.replace("_", "-"): value for name, value in options.items()}
+        (folder / "conf").write_text("".join(f"{name} {value}\n" for name, value in given.items()))
+        self._arguments = ["--sentinel"] if is_sentinel else []
+        self._process: subprocess.Popen[bytes] | None = None
+        self.client: Any = redis.Redis(port=self.port, password=password or None, socket_timeout=PATIENCE_S)
+
+    def start(self) -> None:
+        assert REDIS_SERVER
+        self._process = subprocess.Popen(
+            [REDIS_SERVER, self.folder / "conf", *self._arguments], stdout=subprocess.DEVNULL
+        )
+        until(self._answers)
+
+    def kill(self) -> None:
+        if self._process:
+            os.kill(self._process.pid, signal.SIGKILL)
+            self._process.wait(PATIENCE_S)
+            self._process = None
+
+    def _answers(self) -> bool:
+        assert self._process and self._process.poll() is None, (self.folder / "log").read_text()
+        return bool(self.client.ping())
+
+
+@contextmanager
+def running(*nodes: Node) -> Iterator[None]:
+    """All of them, until the end of the block."""
+    try:
+        for node in nodes:
+            node.start()
+        yield
+    finally:
+        for node in nodes:
+            node.kill()
+            node.client.close()
+
+
+def until(look: Callable[[], object]) -> None:
+    """Returns when `look` sees it. A node that changes its role closes its connections, and is asked again."""
+    give_up_at = time.monotonic() + PATIENCE_S
+    while time.monotonic() < give_up_at:
+        with suppress(redis.ConnectionError):
+            if look():
+                return
+        time.sleep(0.02)
+    raise AssertionError("it does not come")
