@@ -133,4 +133,6 @@ def _options(query: Mapping[str, str], kind: str, is_tls: bool) -> dict[str, Any
     if is_tls:
         # redis-py leaves it out unless asked; then any certificate of a public CA would do, for whatever host.
         options.setdefault("ssl_check_hostname", options.get("ssl_cert_reqs") != "none")
+        if "ssl_certfile" in options:
+            options.setdefault("ssl_keyfile", options["ssl_certfile"])
     return options

@@ -76,7 +76,8 @@ def connection_pool(settings: BusSettings, name: str, **options: Any) -> Connect
         try:
             connection.ssl_context.get()
         except (OSError, ValueError) as error:
-            raise ConfigError(f"--redis-url: the certificates cannot be used: {error}") from None
+            files = ", ".join(filter(None, (connection.ca_certs, connection.certfile, connection.keyfile)))
+            raise ConfigError(f"--redis-url: cannot use the certificates in {files}: {error}") from None
     return pool
 
 

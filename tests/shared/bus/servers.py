@@ -27,16 +27,20 @@ class Node:
         if REDIS_SERVER is None:
             pytest.skip("no redis-server on this machine")
         self.port = free_port()
+        is_tls = "tls_cert_file" in options
         self.folder = folder
         folder.mkdir()
-        given = {"bind": "127.0.0.1", "port": self.port, "dir": folder, "logfile": folder / "log"}
+        ports = {"port": 0, "tls-port": self.port} if is_tls else {"port": self.port}
+        given = {"bind": "127.0.0.1", **ports, "dir": folder, "logfile": folder / "log"}
         given |= {} if is_sentinel else {"save": '""', "repl-diskless-sync-delay": 0}
         given |= {"requirepass": password} if password else {}
         given |= {name.replace("_", "-"): value for name, value in options.items()}
         (folder / "conf").write_text("".join(f"{name} {value}\n" for name, value in given.items()))
         self._arguments = ["--sentinel"] if is_sentinel else []
         self._process: subprocess.Popen[bytes] | None = None
-        self.client: Any = redis.Redis(port=self.port, password=password or None, socket_timeout=PATIENCE_S)
+        secret = {"password": password} if password else {}
+        secret |= {"ssl": True, "ssl_ca_certs": options["tls_ca_cert_file"]} if is_tls else {}
+        self.client: Any = redis.Redis(port=self.port, socket_timeout=PATIENCE_S, **secret)
 
     def start(self) -> None:
         assert REDIS_SERVER

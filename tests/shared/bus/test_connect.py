@@ -10,7 +10,7 @@ import pytest
 import uvloop
 from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
-from redis.exceptions import ReadOnlyError, ResponseError
+from redis.exceptions import ResponseError
 
 from shared.bus import Bus, EmbeddedServer, open_bus
 from shared.bus.connect import Link, connection_factory, is_refusal
@@ -136,7 +136,10 @@ async def test_a_server_that_only_reads_is_unavailable_for_now(bus: Bus, behind:
     await bus.queue.reap()
 
 
-async def test_the_connection_to_a_demoted_primary_is_left(bus_settings: BusSettings, behind: Behind) -> None:
+@pytest.mark.parametrize("words", ["READONLY", "NOREPLICAS"])
+async def test_the_connection_to_a_demoted_primary_is_left(
+    bus_settings: BusSettings, behind: Behind, words: str
+) -> None:
     """A name that leads to the new primary moves no connection that is open."""
     async with Link(connection_factory(bus_settings, "test")) as link:
 
@@ -144,13 +147,17 @@ async def test_the_connection_to_a_demoted_primary_is_left(bus_settings: BusSett
             return {(await link.send([("CLIENT", "ID")]))[0] for _ in range(2 * Link.CONNECTIONS)}
 
         before = await connections()
-        await behind.client.replicaof("127.0.0.1", "1")
+        if words == "READONLY":
+            await behind.client.replicaof("127.0.0.1", "1")
+        else:
+            await behind.client.config_set("min-replicas-to-write", 1)
         try:
             for _ in range(2 * Link.CONNECTIONS):
                 [refusal] = await link.send([("SET", "a", "b")])
-                assert isinstance(refusal, ReadOnlyError)
+                assert is_refusal(refusal)
         finally:
             await behind.client.replicaof("NO", "ONE")
+            await behind.client.config_set("min-replicas-to-write", 0)
         assert before.isdisjoint(await connections())
 
 
