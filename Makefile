@@ -4,7 +4,7 @@ INSTALLED := $(VENV)/.installed
 OUT := out/results.jsonl
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench clean
+.PHONY: help setup demo test chaos check format bench clean
 
 help: ## show what there is to make
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r target text; do \
@@ -23,6 +23,9 @@ demo: $(INSTALLED) ## a bulk file of 41 prompts through the whole system, and so
 
 test: $(INSTALLED) ## all tests
 	@$(BIN)/python -m pytest
+
+chaos: $(INSTALLED) ## kills, freezes and cut connections for some minutes; again what SEED=7 found
+	@$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED))
 
 check: $(INSTALLED) ## format, lint, types and the import rules
 	$(BIN)/ruff format --check .

@@ -13,6 +13,7 @@ import structlog
 
 from shared.bus import Bus, ModelCard, SlotState, WorkerState
 from shared.errors import BusUnavailable, NotReady, UnknownModel
+from shared.settings import ConfigError
 
 log = structlog.get_logger(__name__)
 
@@ -20,6 +21,9 @@ LOOK_EVERY_S = 1.0
 LOOK_TIMEOUT_S = 2.0
 STALE_AFTER_S = 5.0
 """Without a successful look for so long, Redis counts as away."""
+INSPECT_EVERY_S = 30.0
+"""After a failover another server may answer to the same name, and throw jobs away."""
+AWAY = "Redis cannot be reached"
 
 State = Literal["ok", "loading model", "no worker", "redis unavailable"]
 
@@ -32,20 +36,28 @@ class Fleet:
         self._looking = asyncio.Lock()
         self._seen_at = 0.0
         self._is_away = True
+        self._refusal: str | None = None
+        """Why the server took no job at the last look, though it could be read."""
+        self._unfit: str | None = None
+        """Why no job should be left with it, by the last inspection."""
+        self._inspect_at = 0.0
         self.workers: list[WorkerState] = []
         self.models: dict[str, ModelCard] = {}
         """Every model that was ever served, alive or not."""
 
     async def watch(self) -> None:
-        """Looks for ever; an unreachable Redis is told of once and looked for again."""
+        """Looks for ever; trouble is told of once, and looked through again and again."""
+        told: str | None = AWAY
         while True:
-            was_away = self._is_away
             if not await self.look():
                 self._is_away = True
-            if self._is_away and not was_away:
-                log.warning("the queue's server cannot be reached")
-            elif was_away and not self._is_away:
-                log.info("the queue's server is reached", workers=len(self.workers))
+            await self._inspect()
+            if self.trouble != told:
+                told = self.trouble
+                if told:
+                    log.warning("no jobs are taken", reason=told)
+                else:
+                    log.info("jobs are taken", workers=len(self.workers))
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def look(self, timeout_s: float = LOOK_TIMEOUT_S) -> bool:
@@ -54,8 +66,9 @@ class Fleet:
         try:
             async with asyncio.timeout(timeout_s), self._looking:
                 if self._seen_at < asked_at:  # else somebody looked while we waited
-                    self.workers = await self._bus.presence.workers()
-                    self.models = await self._bus.presence.models()
+                    self.workers, self.models, self._refusal = await asyncio.gather(
+                        self._bus.presence.workers(), self._bus.presence.models(), self._ask_for_refusal()
+                    )
                     self._seen_at = time.monotonic()
                     self._is_away = False
         except TimeoutError:
@@ -65,14 +78,41 @@ class Fleet:
             return False
         return True
 
+    async def _ask_for_refusal(self) -> str | None:
+        try:
+            await self._bus.check_accepts()
+        except BusUnavailable as error:
+            return error.message
+        return None
+
+    async def _inspect(self) -> None:
+        """Now and then, and at once when the server has come back: it may be another one."""
+        if self._is_away:
+            self._inspect_at = 0.0
+        elif time.monotonic() >= self._inspect_at:
+            try:
+                await self._bus.check_server()
+            except BusUnavailable:
+                return
+            except ConfigError as error:
+                self._unfit = str(error)
+            else:
+                self._unfit = None
+            self._inspect_at = time.monotonic() + (LOOK_EVERY_S if self._unfit else INSPECT_EVERY_S)
+
     @property
     def is_bus_away(self) -> bool:
         return self._is_away or time.monotonic() - self._seen_at > STALE_AFTER_S
 
     @property
+    def trouble(self) -> str | None:
+        """Why no job is taken now: Redis is away, is full, only reads, cannot save, or evicts. None: jobs are taken."""
+        return AWAY if self.is_bus_away else self._refusal or self._unfit
+
+    @property
     def state(self) -> State:
         """Whether a request would be worked on now, and what is missing."""
-        if self.is_bus_away:
+        if self.trouble:
             return "redis unavailable"
         if any(worker.status == "ready" for worker in self.workers):
             return "ok"
@@ -95,8 +135,10 @@ class Fleet:
         Raises NotReady when there was never one, UnknownModel when none fits, BusUnavailable at once instead of
         letting a request find out slowly.
         """
-        if self.is_bus_away and not await self.look():
-            raise BusUnavailable("Redis cannot be reached")
+        if self.trouble:
+            await self.look()
+        if self.trouble:
+            raise BusUnavailable(self.trouble)
         if self._match(asked) is None:
             await self.look()
         found = self._match(asked)

@@ -26,3 +26,8 @@ def data(value: Any) -> bytes:
 def event(number: int, name: str, value: Any) -> bytes:
     """A named event with an id to resume from."""
     return b"id: %d\nevent: %s\ndata: " % (number, name.encode()) + to_json(value) + b"\n\n"
+
+
+def notice(name: str, value: Any) -> bytes:
+    """A named event without an id: it moves no reader's cursor."""
+    return b"event: %s\ndata: " % name.encode() + to_json(value) + b"\n\n"

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import yaml
 
-from shared.bus.embedded import _binary
+from shared.bus.embedded import server_binary
 
 ROOT = Path(__file__).parents[1]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
@@ -52,7 +52,7 @@ class Loopback:
         if program == "slotstream":
             return [sys.executable, "-P", "-m", "api.cli", *arguments]
         assert program == "redis-server"
-        server = shutil.which("redis-server") or str(_binary())
+        server = shutil.which("redis-server") or str(server_binary())
         return [server, *arguments, *("--port", str(self.redis_port), "--bind", "127.0.0.1", "--dir", str(self.folder))]
 
     def environment(self, name: str) -> dict[str, str]:

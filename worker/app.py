@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import platform
-import random
 import secrets
 import signal
 import time
@@ -18,7 +17,7 @@ import structlog
 from shared.bus import Bus, LeaseKeeper, open_bus
 from shared.errors import BusUnavailable
 from shared.settings import WorkerSettings
-from worker.engine import Engine, EngineConfig
+from worker.engine import Engine, EngineConfig, OnEvents
 from worker.held import HeldJobs
 from worker.intake import Registrar
 from worker.presence import Announcer
@@ -38,18 +37,17 @@ class EngineDied(Exception):
     """The decode thread ended or hangs. The process must go: its jobs come back by their leases."""
 
 
-async def run(settings: WorkerSettings) -> None:
+async def run(settings: WorkerSettings, make_engine: Callable[[EngineConfig, OnEvents], Engine] = Engine) -> None:
     """Work until SIGTERM or SIGINT. ConfigError or LoadFailed when it cannot start, EngineDied when it cannot go on."""
     config = EngineConfig.from_settings(settings)
     name = settings.alias or config.model.stem
     worker_id = f"{platform.node()}-{os.getpid()}-{secrets.token_hex(3)}"
     signals = StopSignals()
     async with open_bus(settings, name=worker_id) as bus:
-        await _reach(bus)
-        await bus.check_server()
+        await bus.reach()
         announcer = Announcer(bus.presence, worker_id, name, config)
         publisher = Publisher(bus.queue, held := HeldJobs(), worker_id)
-        engine = Engine(config, publisher.post)
+        engine = make_engine(config, publisher.post)
         async with _beside(announcer.run()):
             await _load(engine, config, name)
             try:
@@ -78,7 +76,7 @@ async def run(settings: WorkerSettings) -> None:
                         log.info("draining", jobs=len(held), grace_s=settings.grace_s)
                         await signals.or_again(held.wait_empty(), settings.grace_s)
                         for job in held:
-                            engine.discard(job.job.id, job.lease.epoch)
+                            engine.discard(job.job.id, job.lease.mark)
                     await _give_back(bus, held)
             finally:
                 await asyncio.to_thread(engine.stop)
@@ -112,18 +110,6 @@ class StopSignals:
         await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             task.cancel()
-
-
-async def _reach(bus: Bus) -> None:
-    """Wait for the bus, however long: a worker may well start before its Redis."""
-    wait = 0.2
-    while True:
-        try:
-            return await bus.ping()
-        except BusUnavailable as error:
-            log.warning("waiting for the bus", reason=error.message)
-            await asyncio.sleep(wait * random.uniform(0.5, 1.5))
-            wait = min(wait * 2, 5.0)
 
 
 async def _load(engine: Engine, config: EngineConfig, name: str) -> None:

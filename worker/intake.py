@@ -87,7 +87,7 @@ class Registrar:
             if not 0 <= token < self._n_vocab:
                 raise InvalidRequest(f"token {token} is not in the vocabulary", param="logit_bias")
         task = GenerateTask(
-            key=SequenceKey(claimed.job.id, 0, claimed.lease.epoch),
+            key=SequenceKey(claimed.job.id, 0, claimed.lease.mark),
             prompt=prompt,
             request=request,
             seed=_seed(claimed.job, 0) if request.sampling.seed is None else request.sampling.seed,
@@ -111,7 +111,7 @@ class Registrar:
                 )
         tasks = tuple(
             EmbedTask(
-                SequenceKey(claimed.job.id, index, claimed.lease.epoch),
+                SequenceKey(claimed.job.id, index, claimed.lease.mark),
                 tokens,
                 request.normalize,
                 claimed.job.lane,

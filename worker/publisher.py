@@ -64,7 +64,7 @@ class Publisher:
 
     def say(self, lease: Lease, event: Accepted | TokenIds | Text | Failure) -> None:
         """The intake's yes or no, or all there is to say. Event loop only."""
-        self._inbox.append((SequenceKey(lease.job_id, 0, lease.epoch), event))
+        self._inbox.append((SequenceKey(lease.job_id, 0, lease.mark), event))
         self._posted.set()
 
     async def run(self) -> None:
@@ -94,7 +94,7 @@ class Publisher:
             key, event = self._inbox.popleft()
             held = self._held.get(key.job_id)
             # Words of an attempt that was lost in the meantime are nobody's, even if the job came back to us.
-            if held and held.lease.epoch == key.epoch:
+            if held and held.lease.mark == key.epoch:
                 held.hear(event)
 
     def _is_time_for_bulk(self) -> bool:
@@ -162,7 +162,7 @@ class Publisher:
         held = self._held.get(lease.job_id)
         if self._engine and held and held.lease == lease:
             log.warning("a lease was lost", job=lease.job_id)
-            self._engine.discard(lease.job_id, lease.epoch)
+            self._engine.discard(lease.job_id, lease.mark)
             self._let_go(held)
 
     def _let_go(self, held: Held) -> None:

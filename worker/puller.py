@@ -105,7 +105,14 @@ class Puller:
         self._nudged.set()
 
     async def listen(self) -> None:
-        """Follow the wake-ups until cancelled."""
+        """Follow the wake-ups until cancelled. While they cannot be had, polling goes on without them."""
+        while True:
+            try:
+                await self._follow_wakes()
+            except BusUnavailable as error:
+                log.warning("no wake-ups can be heard", reason=error.message)
+
+    async def _follow_wakes(self) -> None:
         wakes = self._queue.wakes(self._station.worker_id, self._station.model)
         async with contextlib.aclosing(wakes):
             async for wake in wakes:

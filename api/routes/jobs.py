@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from api import sse
 from api.access import header_of, query_of, read_body
 from api.context import Context, context_of, json_response, tenant_of
+from api.problems import body_of
 from api.relay import Departure, Stream
 from api.schemas.ask import Heard
 from api.schemas.jobs import ENDPOINTS, EventsFields, JobFields, ListFields, event_number, job_json, list_json
@@ -125,7 +126,10 @@ class JobEvents:
         return b""
 
     def failed(self, error: Exception) -> bytes:
-        """Nothing that could be taken for the job's own end: the reader comes again with the last id it has."""
+        """A job that is gone says so. Else nothing that could be taken for its end: the reader comes again with the
+        last id it has."""
+        if isinstance(error, UnknownJob):
+            return sse.notice("error", body_of(error, with_param=True))
         return b": interrupted\n\n"
 
     def body(self, endings: Sequence[Finished]) -> Any:

@@ -8,19 +8,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.context import context_of, json_response
-from api.fleet import Fleet, State
+from api.fleet import AWAY, Fleet, State
 from api.problems import body_of, response_to
 from shared.bus import ModelCard, SlotState, WorkerState
 from shared.errors import BusUnavailable, NotReady, SlotstreamError
 
 QUICK_LOOK_S = 0.05
 """A probe must be answered at once, so a second look at Redis may not take longer."""
-
-_FAULTS: dict[State, SlotstreamError] = {
-    "loading model": NotReady("Loading model"),
-    "no worker": NotReady("No worker is ready"),
-    "redis unavailable": BusUnavailable("Redis cannot be reached"),
-}
 
 
 async def live(request: Request) -> Response:
@@ -30,9 +24,9 @@ async def live(request: Request) -> Response:
 async def ready(request: Request) -> Response:
     """Whether jobs are taken; that needs Redis, but no worker, else a fleet could not start from none."""
     fleet = context_of(request).fleet
-    if fleet.is_bus_away:
+    if fleet.trouble:
         await fleet.look(QUICK_LOOK_S)
-    return _fault("redis unavailable") if fleet.is_bus_away else json_response({"status": "ok"})
+    return _fault(fleet, "redis unavailable") if fleet.trouble else json_response({"status": "ok"})
 
 
 async def health(request: Request) -> Response:
@@ -41,7 +35,7 @@ async def health(request: Request) -> Response:
     if fleet.state != "ok":
         await fleet.look(QUICK_LOOK_S)
     if fleet.state != "ok":
-        return _fault(fleet.state)
+        return _fault(fleet, fleet.state)
     n_slots = len(fleet.slots())
     n_idle = _idle(fleet)
     is_full = n_idle == 0 and "fail_on_no_slot" in request.query_params
@@ -59,7 +53,7 @@ async def slots(request: Request) -> Response:
     fleet = context_of(request).fleet
     await fleet.look()
     if fleet.is_bus_away:
-        return response_to(_FAULTS["redis unavailable"], request.scope)
+        return response_to(BusUnavailable(AWAY), request.scope)
     if "fail_on_no_slot" in request.query_params and _idle(fleet) == 0:
         return response_to(NotReady("no slot available"), request.scope)
     return json_response(_slots_json(fleet))
@@ -71,7 +65,7 @@ async def models(request: Request) -> Response:
     if not fleet.serving():
         await fleet.look()
     if not fleet.serving() and fleet.is_bus_away:
-        return response_to(_FAULTS["redis unavailable"], request.scope)
+        return response_to(BusUnavailable(AWAY), request.scope)
     cards = sorted(fleet.serving().values(), key=lambda card: card.name)
     started_at = {
         worker.model.name: int(worker.started_at)
@@ -86,8 +80,15 @@ async def models(request: Request) -> Response:
     )
 
 
-def _fault(state: State) -> Response:
-    error = _FAULTS[state]
+def _fault(fleet: Fleet, state: State) -> Response:
+    error: SlotstreamError
+    match state:
+        case "redis unavailable":
+            error = BusUnavailable(fleet.trouble or AWAY)
+        case "loading model":
+            error = NotReady("Loading model")
+        case _:
+            error = NotReady("No worker is ready")
     return json_response({"status": state} | body_of(error), 503, {"Retry-After": "1"})
 
 

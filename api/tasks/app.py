@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -60,18 +61,22 @@ async def run(settings: BusSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     async with open_bus(settings, name="tasks") as bus:
-        parts = [
-            asyncio.create_task(stand_up_again("arq", functools.partial(run_arq, settings, bus))),
-            asyncio.create_task(stand_up_again("outbox", functools.partial(outbox.bridge, bus))),
-        ]
+        work = asyncio.create_task(_work(settings, bus))
         until_stopped = asyncio.create_task(stopped.wait())
-        ended, _ = await asyncio.wait((*parts, until_stopped), return_when=asyncio.FIRST_COMPLETED)
-        for task in (*parts, until_stopped):
-            task.cancel()
-        await asyncio.wait((*parts, until_stopped))
-        for part in ended - {until_stopped}:
-            part.result()  # only a ConfigError ends one
+        await asyncio.wait((work, until_stopped), return_when=asyncio.FIRST_COMPLETED)
+        until_stopped.cancel()
+        work.cancel()
+        with suppress(asyncio.CancelledError):
+            await work
     log.info("left")
+
+
+async def _work(settings: BusSettings, bus: Bus) -> None:
+    """For ever. Raises ConfigError when the server will not do."""
+    await bus.reach()
+    async with asyncio.TaskGroup() as parts:
+        parts.create_task(stand_up_again("arq", functools.partial(run_arq, settings, bus)))
+        parts.create_task(stand_up_again("outbox", functools.partial(outbox.bridge, bus)))
 
 
 async def stand_up_again(name: str, work: Callable[[], Awaitable[None]]) -> None:
@@ -81,8 +86,6 @@ async def stand_up_again(name: str, work: Callable[[], Awaitable[None]]) -> None
         started = time.monotonic()
         try:
             await work()
-        except ConfigError:
-            raise
         except BusUnavailable as error:
             log.warning("waiting for the bus", part=name, reason=error.message)
         except Exception as error:  # the border: whatever it was, housekeeping must go on
@@ -95,7 +98,6 @@ async def stand_up_again(name: str, work: Callable[[], Awaitable[None]]) -> None
 
 async def run_arq(settings: BusSettings, bus: Bus) -> None:
     """arq's worker until it falls."""
-    await bus.check_server()
     pool = task_pool(settings, name="tasks-arq")
     try:
         worker = make_worker(ArqRedis(pool, **_serializers()), settings, bus)

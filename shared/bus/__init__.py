@@ -8,8 +8,12 @@ async with open_bus(settings, name="api") as bus:
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+
+import structlog
 
 from shared.bus.connect import Link, connection_factory
 from shared.bus.embedded import EmbeddedServer
@@ -18,9 +22,10 @@ from shared.bus.lease import LeaseKeeper
 from shared.bus.outbox import Outbox, OutboxRow
 from shared.bus.presence import ModelCard, Presence, SlotState, WorkerState
 from shared.bus.queue import Chunk, Claimed, JobPage, Lease, Queue, Receipt, Verdict, Wake, Wanted
-from shared.bus.script import ask
+from shared.bus.script import ask, run, script
 from shared.bus.subscriber import Subscriber
 from shared.bus.tokenlog import LogEvent, Reader, TokenLog
+from shared.errors import BusUnavailable
 from shared.settings import BusSettings, ConfigError
 
 __all__ = [
@@ -51,6 +56,11 @@ __all__ = [
 OLDEST_SERVER = (7, 0)
 """Redis's version; Valkey reports one that it is compatible with."""
 
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
+"""Between two looks for a server that is not there yet."""
+
+log = structlog.get_logger(__name__)
+
 
 class Bus:
     def __init__(self, settings: BusSettings, link: Link, subscriber: Subscriber) -> None:
@@ -64,6 +74,23 @@ class Bus:
     async def ping(self) -> None:
         """Returns when the server answers. Raises BusUnavailable."""
         await ask(self._link, [("PING",)], tries=1)
+
+    async def reach(self) -> None:
+        """Waits for the server, however long: a role may well start before it. Raises ConfigError as `check_server`."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                await self.ping()
+                return await self.check_server()
+            except BusUnavailable as error:
+                log.warning("waiting for the bus", reason=error.message)
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def check_accepts(self) -> None:
+        """Returns when a new job would be taken. Raises BusUnavailable when the server is away, is full, only reads or
+        cannot save."""
+        await run(self._link, script("accept"), [script("accept").call((), ())])
 
     async def check_server(self) -> None:
         """Raises ConfigError when jobs would not be safe on this server, BusUnavailable when it does not answer."""

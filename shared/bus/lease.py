@@ -113,6 +113,8 @@ class LeaseKeeper:
                 self._renew(held)
             except (RedisError, OSError) as error:
                 log.warning("leases were not renewed", n_leases=len(held), error=str(error))
+                # After a failover the name leads to the new primary, and a connection that is kept to the old one.
+                self._client.connection_pool.disconnect()
         self._give_up_overdue(held)
 
     def _renew(self, held: list[_Held]) -> None:

@@ -6,12 +6,19 @@ A worker that stops announcing itself is gone when its key expires; nobody needs
 from __future__ import annotations
 
 import time
-from typing import Literal
+from typing import Literal, TypeVar
+
+import structlog
+from pydantic import ValidationError
 
 from shared.bus.connect import Link
 from shared.bus.keys import Keys
 from shared.bus.script import ask
 from shared.wire import Wire
+
+T = TypeVar("T", bound=Wire)
+
+log = structlog.get_logger(__name__)
 
 
 class SlotState(Wire):
@@ -101,10 +108,20 @@ class Presence:
         [ids] = await ask(self._link, [("ZRANGE", self._keys.workers, 0, -1)])
         names = sorted(each.decode() for each in ids)
         states = await ask(self._link, [("GET", self._keys.worker(name)) for name in names]) if names else []
-        return [WorkerState.from_json(state) for state in states if state is not None]
+        return [worker for state in states if state is not None and (worker := _readable(WorkerState, state))]
 
     async def models(self) -> dict[str, ModelCard]:
         """All models that were ever served, by name, each as its last worker described it. Raises BusUnavailable."""
         [pairs] = await ask(self._link, [("HGETALL", self._keys.models)])
         names, cards = pairs[::2], pairs[1::2]
-        return {name.decode(): ModelCard.from_json(card) for name, card in zip(names, cards, strict=True)}
+        found = {name.decode(): _readable(ModelCard, card) for name, card in zip(names, cards, strict=True)}
+        return {name: card for name, card in found.items() if card}
+
+
+def _readable(kind: type[T], text: bytes) -> T | None:
+    """None for what a newer version says and we cannot read: nobody may fall over a neighbour that is newer."""
+    try:
+        return kind.from_json(text)
+    except ValidationError as error:
+        log.debug("somebody speaks another version", kind=kind.__name__, error=str(error))
+        return None

@@ -16,7 +16,7 @@ import structlog
 from redis import exceptions
 from redis.asyncio.connection import AbstractConnection
 
-from shared.bus.connect import CONNECT_TIMEOUT_S, REPLY_TIMEOUT_S, close
+from shared.bus.connect import CONNECT_TIMEOUT_S, REPLY_TIMEOUT_S, broken_as_os_error, close
 from shared.errors import BusUnavailable
 
 PING_S = 5.0
@@ -79,6 +79,8 @@ class Subscriber:
         self._unconfirmed: Counter[bytes] = Counter()
         """SUBSCRIBEs that were sent on this connection and not answered; only the last answer confirms."""
         self._heard_at = 0.0
+        self._has_heard = False
+        """Anything at all, on this connection."""
         self._task: asyncio.Task[None] | None = None
         self._wanted = asyncio.Event()
 
@@ -133,7 +135,8 @@ class Subscriber:
             return
         if command == "SUBSCRIBE":
             self._unconfirmed.update(names)
-        with suppress(exceptions.RedisError, OSError):  # the reader of this connection meets the same end
+        # The reader of this connection meets the same end.
+        with suppress(exceptions.RedisError, OSError), broken_as_os_error():
             await connection.send_command(command, *names)
 
     async def _run(self) -> None:
@@ -144,7 +147,8 @@ class Subscriber:
                 await self._session()
             except (exceptions.RedisError, OSError) as error:
                 log.warning("the subscriber has no connection", error=str(error))
-            pause_s = FIRST_PAUSE_S if self._connection else min(LONGEST_PAUSE_S, 2 * pause_s)
+            # A server that takes connections and says nothing on them is no better than one that takes none.
+            pause_s = FIRST_PAUSE_S if self._has_heard else min(LONGEST_PAUSE_S, 2 * pause_s)
             self._forget_session()
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
 
@@ -154,7 +158,8 @@ class Subscriber:
         watch: asyncio.Task[None] | None = None
         try:
             async with asyncio.timeout(REPLY_TIMEOUT_S):
-                await connection.connect()  # type: ignore[no-untyped-call]
+                with broken_as_os_error():
+                    await connection.connect()  # type: ignore[no-untyped-call]
             self._connection = connection
             self._heard_at = asyncio.get_running_loop().time()
             watch = asyncio.create_task(self._watch(connection))
@@ -173,11 +178,12 @@ class Subscriber:
             if asyncio.get_running_loop().time() - self._heard_at > 2 * PING_S:
                 await close(connection)
             elif connection.is_connected:
-                with suppress(exceptions.RedisError, OSError):
+                with suppress(exceptions.RedisError, OSError), broken_as_os_error():
                     await connection.send_command("PING")
 
     def _hear(self, message: list[bytes]) -> None:
         self._heard_at = asyncio.get_running_loop().time()
+        self._has_heard = True
         kind, name = message[0], message[1]
         channel = self._channels.get(name)
         if kind == b"subscribe":
@@ -199,7 +205,7 @@ class Subscriber:
         channel.confirmed.set()
 
     def _forget_session(self) -> None:
-        self._connection = None
+        self._connection, self._has_heard = None, False
         self._unconfirmed.clear()
         for channel in self._channels.values():
             channel.confirmed.clear()

@@ -35,6 +35,9 @@ RETRY_S = 0.25
 BUFFER = 64
 """Messages that a reader may be behind before it is sent to the log."""
 
+PAGE = 128
+"""Entries that are read from the log at once: what a slow reader has in memory."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -183,20 +186,20 @@ class Reader:
             await asyncio.sleep(pause_s)
 
     async def catch_up(self) -> None:
-        """Everything that the log has after the cursor, and the ending if there is one."""
+        """A page of what the log has after the cursor, and the ending if nothing else is left."""
         start = f"({self._last_id}" if self._last_id else "-"
         # Both at one moment: else a job might end between the look at its log and the look at its record.
         replies = await ask(
             self._link,
             [
                 ("MULTI",),
-                ("XRANGE", self._log, start, "+"),
+                ("XRANGE", self._log, start, "+", "COUNT", PAGE),
                 ("HMGET", self._job, "status", "accepted", "result", "end_event"),
                 ("EXEC",),
             ],
         )
         entries, (status, accepted, result, end_event) = replies[-1]
-        self._is_stale = False
+        self._is_stale = len(entries) == PAGE
         self._answered_at = asyncio.get_running_loop().time()
         if status is None:
             self._miss_job()
@@ -204,13 +207,26 @@ class Reader:
         self._is_expected = False
         if accepted is not None:
             self._accept(Accepted.from_json(accepted))
-        for entry in entries:
-            self._last_id = entry[0].decode()
-            self._extend(_numbered(entry))
-        if result is not None:
+        if not self._take_entries(entries, is_rest=start != "-"):
+            return
+        if result is not None and not self._is_stale:
             self._ready.append(LogEvent(int(end_event), Finished.from_json(result)))
         if self._ready:
             self._hear()
+
+    def _take_entries(self, entries: list[Reply], *, is_rest: bool) -> bool:
+        """False when the rest of a log does not follow what was seen: then it is to be read from its start.
+
+        A server that lost its last second may hand out an epoch again, and cut the same words into other entries.
+        """
+        for entry in entries:
+            numbered = list(_numbered(entry))
+            if is_rest and numbered and numbered[0][0] > self._cursor + 1:
+                self._last_id, self._is_stale = "", True
+                return False
+            self._last_id = entry[0].decode()
+            self._extend(numbered)
+        return True
 
     def _miss_job(self) -> None:
         if not self._is_expected or self._answered_at - self._created_at > PATIENCE_S:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.end_to_end.conftest import Stack, free_port
+from tests.stack import Stack, free_port
 
 LONG = 400
 """Tokens of an answer that is still being made when a test looks."""

@@ -15,45 +15,12 @@ import openai
 import pytest
 
 from shared.bus import EmbeddedServer, open_bus
-from tests.end_to_end.conftest import Stack
 from tests.models import demo_model_path
-
-LONG = 600
-"""Tokens of an answer that is still being made when a test looks."""
-
-
-def ask(prompt: str = "Hi", **more: Any) -> dict[str, Any]:
-    return {"prompt": prompt, "n_predict": 12, "seed": 5, "ignore_eos": True, **more}
+from tests.stack import LONG, Stack, ask, check_gapless, follow, generating, make_job
 
 
 async def events(response: httpx.Response) -> list[dict[str, Any]]:
     return [json.loads(line[6:]) async for line in response.aiter_lines() if line.startswith("data: {")]
-
-
-async def make_job(stack: Stack, body: dict[str, Any], **more: Any) -> str:
-    response = await stack.http.post("/v1/jobs", json={"endpoint": "/completion", "body": body, **more})
-    assert response.status_code == 202, response.text
-    job_id: str = response.json()["id"]
-    return job_id
-
-
-async def follow(stack: Stack, job_id: str, after: int = 0) -> tuple[list[tuple[int, str]], dict[str, Any]]:
-    """(number, text) of each token of a job, and the job at its end."""
-    tokens: list[tuple[int, str]] = []
-    path = f"/v1/jobs/{job_id}/events?starting_after={after}"
-    async with stack.http.stream("GET", path) as response:
-        number, name = 0, ""
-        async for line in response.aiter_lines():
-            field, _, value = line.partition(": ")
-            if field == "id":
-                number = int(value)
-            elif field == "event":
-                name = value
-            elif field == "data" and name == "token":
-                tokens.append((number, json.loads(value)["text"]))
-            elif field == "data":
-                return tokens, json.loads(value)
-    raise AssertionError("the stream ended without its end")
 
 
 async def test_a_stream_says_what_the_plain_answer_says(stack: Stack, model: Path) -> None:
@@ -115,7 +82,7 @@ async def test_two_streams_share_one_batch(stack: Stack, model: Path) -> None:
     jobs = [await make_job(stack, ask(n_predict=LONG, seed=n), priority="interactive") for n in range(2)]
 
     async def both_at_work() -> bool:
-        return len({slot["id"] for slot in await _generating(stack)}) == 2
+        return len({slot["id"] for slot in await generating(stack)}) == 2
 
     await stack.until(both_at_work)
     ended = await asyncio.gather(*(follow(stack, job) for job in jobs))
@@ -162,7 +129,7 @@ async def test_a_worker_that_is_told_to_leave_gives_its_jobs_back_and_no_attempt
     first.signal(signal.SIGTERM)
     assert await first.wait() == 0
     tokens, ended = await reader
-    _is_gapless(tokens)
+    check_gapless(tokens)
     assert (ended["status"], ended["attempts"]) == ("succeeded", 1)
     assert "".join(text for _, text in tokens) == ended["result"]["content"] == whole
     assert second.process.poll() is None
@@ -177,7 +144,7 @@ async def test_a_killed_workers_streams_go_on_at_the_next_token(stack: Stack, mo
     first.signal(signal.SIGKILL)
     await stack.start_worker(model, ctx_size=16384, parallel=2)
     tokens, ended = await reader
-    _is_gapless(tokens)
+    check_gapless(tokens)
     assert (ended["status"], ended["attempts"]) == ("succeeded", 2)
     assert "".join(text for _, text in tokens) == ended["result"]["content"] == whole
     late, again = await follow(stack, job, after=7)
@@ -196,7 +163,7 @@ async def test_a_worker_that_was_away_for_longer_than_its_lease_says_nothing_twi
         worker.signal(signal.SIGCONT)
         await asyncio.sleep(0.3)
     for tokens, ended in await asyncio.gather(*readers):
-        _is_gapless(tokens)
+        check_gapless(tokens)
         if ended["status"] == "succeeded":
             assert "".join(text for _, text in tokens) == ended["result"]["content"]
             assert ended["result"]["tokens_predicted"] == LONG
@@ -214,17 +181,7 @@ async def _text_alone(stack: Stack, model: Path) -> str:
 
 
 async def _has_begun(stack: Stack) -> bool:
-    return bool(await _generating(stack))
-
-
-async def _generating(stack: Stack) -> list[dict[str, Any]]:
-    """The slots that have said something already."""
-    slots = (await stack.http.get("/slots")).json()
-    return [slot for slot in slots if slot["is_processing"] and slot["next_token"][0]["n_decoded"] > 3]
-
-
-def _is_gapless(tokens: list[tuple[int, str]]) -> None:
-    assert [number for number, _ in tokens] == list(range(1, len(tokens) + 1))
+    return bool(await generating(stack))
 
 
 async def test_the_server_may_be_killed_under_a_stream(tmp_path: Path, model: Path) -> None:
@@ -242,7 +199,7 @@ async def test_the_server_may_be_killed_under_a_stream(tmp_path: Path, model: Pa
             await asyncio.to_thread(server.stop)
             await asyncio.to_thread(server.start, tmp_path / "valkey")
             tokens, ended = await reader
-            _is_gapless(tokens)
+            check_gapless(tokens)
             assert ended["status"] == "succeeded"
             assert "".join(text for _, text in tokens) == ended["result"]["content"]
             assert len(ended["result"]["content"]) > 0

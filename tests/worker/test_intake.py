@@ -32,7 +32,7 @@ def registrar(model: Model) -> Registrar:
 def admit(registrar: Registrar, produced: dict[int, tuple[int, ...]] | None = None, **request: Any) -> Intake:
     job = Job.model_validate({"id": "job_0_0a", "model": "m", "request": request})
     claimed = Claimed(
-        job, Lease(job.id, "w:1:x"), attempt=1, deaths=0, n_events=0, enqueued_at=10, deadline_at=99, now=12.5
+        job, Lease(job.id, "w:1:a0"), attempt=1, deaths=0, n_events=0, enqueued_at=10, deadline_at=99, now=12.5
     )
     return registrar.admit(claimed, produced or {})
 

@@ -42,8 +42,8 @@ async def publishing(bus: Bus, *claimed: Claimed) -> AsyncIterator[Publisher]:
         publisher.close()
 
 
-def key(claimed: Claimed, epoch: int | None = None) -> SequenceKey:
-    return SequenceKey(claimed.job.id, 0, claimed.lease.epoch if epoch is None else epoch)
+def key(claimed: Claimed, mark: int | None = None) -> SequenceKey:
+    return SequenceKey(claimed.job.id, 0, claimed.lease.mark if mark is None else mark)
 
 
 def said(number: int, text: str) -> Tokens:
@@ -74,8 +74,8 @@ async def test_what_was_said_is_in_the_log_before_the_ending(bus: Bus, lane: Lan
 async def test_words_of_an_earlier_attempt_are_not_taken_for_this_one(bus: Bus) -> None:
     job = await claimed_job(bus)
     async with publishing(bus, job) as publisher:
-        publisher.post([(key(job, epoch=0), said(7, "stale")), (key(job), said(1, "a"))])
-        publisher.post([(key(job, epoch=0), answer("stale")), (key(job), said(2, "b"))])
+        publisher.post([(key(job, mark=0), said(7, "stale")), (key(job), said(1, "a"))])
+        publisher.post([(key(job, mark=0), answer("stale")), (key(job), said(2, "b"))])
     assert await logged(bus, job) == [(1, "a"), (2, "b")]
     record = await bus.queue.record(job.job.id)
     assert record and record.status is JobStatus.RUNNING

@@ -100,6 +100,9 @@ local function hand_out(stream, entry, id, is_lost)
   redis.call(
     'HSET', key, 'status', 'running', 'lease', lease, 'worker', worker, 'epoch', epoch, 'attempts', attempts,
     'started_ms', started or now)
+  if epoch > 1 then
+    redis.call('HDEL', key, 'unheard_ms') -- while it waited nobody looked whether somebody listens
+  end
   -- From here on the log refuses the ids of earlier attempts, whatever they believe.
   redis.call('XADD', prefix .. 'log:' .. id, epoch .. '-0', 'attempt', attempts)
   redis.call('PEXPIREAT', prefix .. 'log:' .. id, deadline + log_keep_ms)

@@ -1,7 +1,7 @@
 #!lua
 -- enqueue: one job into its lane, or the reason why not.
 -- Invariant: a job's hash and its queue entry appear together, once for a job id and once for an idempotency key.
--- The only script that is refused when memory is full.
+-- Refused when memory is full, as no other change is.
 -- uses: clock
 local job, load, stream, due, lanes = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local turn, index, idem = KEYS[6], KEYS[7], KEYS[8] -- idem: only with an idempotency key

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
-from redis.exceptions import ResponseError
+import uvloop
+from redis.asyncio import Redis
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import ReadOnlyError, ResponseError
 
-from shared.bus import Bus, open_bus
+from shared.bus import Bus, EmbeddedServer, open_bus
 from shared.bus.connect import Link, connection_factory, is_refusal
 from shared.bus.script import ask, script
+from shared.bus.subscriber import Subscriber
 from shared.errors import BusUnavailable
 from shared.settings import BusSettings, ConfigError
 from tests.shared.bus.conftest import Behind
@@ -53,6 +58,29 @@ async def test_connections_that_the_server_closed_are_opened_anew(bus: Bus, behi
         await behind.client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
         await asyncio.sleep(0)
         await bus.ping()
+
+
+def test_a_connection_that_breaks_under_uvloop_is_opened_anew(bus_settings: BusSettings) -> None:
+    connect = connection_factory(bus_settings, "test")
+    made: list[Any] = []
+
+    def remember() -> AbstractConnection:
+        made.append(connect())
+        return made[-1]
+
+    async def break_and_write() -> None:
+        async with Link(remember) as link, Subscriber(remember) as subscriber:
+            for round_ in range(3):
+                async with subscriber.listen([f"before {round_}"], 8):
+                    await link.send([("PING",)])
+                    for connection in made:
+                        if connection.is_connected:
+                            connection._writer.transport.abort()  # as a reset does
+                    await asyncio.sleep(0)  # now it is closed, and its reader will hear so in a moment
+                    async with subscriber.listen([f"after {round_}"], 8):
+                        assert await link.send([("PING",)]) == [b"PONG"]
+
+    uvloop.run(break_and_write())
 
 
 async def test_the_process_is_named_in_the_servers_list(bus_settings: BusSettings, behind: Behind) -> None:
@@ -108,6 +136,51 @@ async def test_a_server_that_only_reads_is_unavailable_for_now(bus: Bus, behind:
     await bus.queue.reap()
 
 
+async def test_the_connection_to_a_demoted_primary_is_left(bus_settings: BusSettings, behind: Behind) -> None:
+    """A name that leads to the new primary moves no connection that is open."""
+    async with Link(connection_factory(bus_settings, "test")) as link:
+
+        async def connections() -> set[int]:
+            return {(await link.send([("CLIENT", "ID")]))[0] for _ in range(2 * Link.CONNECTIONS)}
+
+        before = await connections()
+        await behind.client.replicaof("127.0.0.1", "1")
+        try:
+            for _ in range(2 * Link.CONNECTIONS):
+                [refusal] = await link.send([("SET", "a", "b")])
+                assert isinstance(refusal, ReadOnlyError)
+        finally:
+            await behind.client.replicaof("NO", "ONE")
+        assert before.isdisjoint(await connections())
+
+
+@pytest.mark.parametrize("policy", ["noeviction", "allkeys-lru"])
+async def test_a_role_waits_for_a_server_and_then_looks_at_it(tmp_path: Path, policy: str) -> None:
+    with EmbeddedServer() as server:
+        url = server.start(tmp_path)
+        server.stop()
+        async with open_bus(BusSettings(redis_url=url), name="test") as bus:
+            reaching = asyncio.create_task(bus.reach())
+            await asyncio.wait((reaching,), timeout=0.2)
+            assert not reaching.done()
+            server.start(tmp_path)
+            async with Redis.from_url(url) as client:
+                await client.config_set("maxmemory-policy", policy)
+            await asyncio.wait((reaching,), timeout=10)
+            assert isinstance(reaching.exception(), ConfigError) is (policy != "noeviction")
+
+
+async def test_whether_a_job_would_be_taken_is_known_without_one(bus: Bus, behind: Behind) -> None:
+    await bus.check_accepts()
+    await behind.client.config_set("maxmemory", "1mb")
+    try:
+        with pytest.raises(BusUnavailable):
+            await bus.check_accepts()
+    finally:
+        await behind.client.config_set("maxmemory", "0")
+    await bus.check_accepts()
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -127,11 +200,11 @@ SCRIPTS = sorted(path.stem for path in (Path(__file__).parents[3] / "shared/bus/
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-async def test_every_script_states_its_invariant_and_only_enqueue_needs_memory(
+async def test_every_script_states_its_invariant_and_only_a_new_job_needs_memory(
     bus_settings: BusSettings, name: str
 ) -> None:
     lines = script(name).text.split("\n")
-    assert (lines[0] == "#!lua flags=allow-oom") is (name != "enqueue")
+    assert (lines[0] == "#!lua flags=allow-oom") is (name not in ("enqueue", "accept"))
     assert any(line.startswith(f"-- {name}: ") for line in lines)
     assert any(line.startswith("-- Invariant: ") for line in lines)
     async with Link(connection_factory(bus_settings, "test")) as link:

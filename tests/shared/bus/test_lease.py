@@ -172,6 +172,22 @@ async def test_a_job_is_cancelled_when_the_only_one_who_waits_is_long_gone(
         assert told.cancelled == [job.id]
 
 
+async def test_whether_somebody_waits_is_looked_at_anew_by_each_holder(
+    bus: Bus, keeper: LeaseKeeper, told: Told, behind: Behind
+) -> None:
+    job = await queued(bus)
+    first = await claimed(bus)
+    await behind.client.hset(behind.keys.job(job.id), "unheard_ms", 1)
+    await bus.queue.release(first.lease)
+    keeper.hold((await claimed(bus, sweep=True)).lease)
+
+    async def is_missed_anew() -> bool:
+        return await behind.field(job.id, "unheard_ms") not in (None, "1")
+
+    await eventually(is_missed_anew)
+    assert told.cancelled == []
+
+
 async def negated(finding: Awaitable[bool]) -> bool:
     return not await finding
 

@@ -64,3 +64,13 @@ async def test_workers_of_long_ago_are_forgotten_by_the_index(bus: Bus, behind: 
     await behind.client.zadd(behind.keys.workers, {"ancient": 1.0})
     await bus.presence.announce(a_worker("w1"))
     assert await behind.client.zrange(behind.keys.workers, 0, -1) == [b"w1"]
+
+
+async def test_a_neighbour_of_a_newer_version_is_passed_over(bus: Bus, behind: Behind) -> None:
+    await bus.presence.announce(a_worker("w1"))
+    newer = a_worker("w2").to_json().replace('"ready"', '"dreaming"')
+    await behind.client.set(behind.keys.worker("w2"), newer, px=60_000)
+    await behind.client.zadd(behind.keys.workers, {"w2": 2e9})
+    await behind.client.hset(behind.keys.models, "newer", '{"name": 7}')
+    assert [state.id for state in await bus.presence.workers()] == ["w1"]
+    assert set(await bus.presence.models()) == {CARD.name}

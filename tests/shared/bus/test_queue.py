@@ -624,6 +624,17 @@ class TestCancel:
         assert await bus.queue.finish(lease, Finished(status="cancelled"), 1)
         assert await status_of(bus, job.id) is JobStatus.CANCELLED
 
+    async def test_a_cancel_that_meets_a_claim_ends_the_job_once(self, bus: Bus, behind: Behind) -> None:
+        for _ in range(30):
+            job = await queued(bus)
+            _, claims = await asyncio.gather(bus.queue.cancel(job.id), bus.queue.claim("w1", "m", ANY))
+            for claim in claims:
+                assert await bus.queue.append([Chunk(claim.lease, 1, tokens("a"))]) == [Verdict.CANCEL]
+                assert await bus.queue.finish(claim.lease, Finished(status="cancelled"), 2)
+            first, second = [await bus.queue.cancel(job.id) for _ in range(2)]
+            assert first == second and first.status is JobStatus.CANCELLED
+            assert sum("end" in fields for _, fields in await behind.log(job.id)) == 1
+
     async def test_an_ended_job_keeps_the_end_that_it_had(self, bus: Bus) -> None:
         job = await queued(bus)
         await bus.queue.finish((await claimed(bus)).lease, SUCCEEDED, 1)

@@ -13,7 +13,7 @@ from shared.bus import Bus, Chunk, Lease, LogEvent, Reader, open_bus, tokenlog
 from shared.errors import UnknownJob
 from shared.events import Accepted, Event, Finished, Progress, Tokens
 from shared.settings import BusSettings
-from tests.shared.bus.conftest import ANY, Behind, a_job, claimed, queued, tokens
+from tests.shared.bus.conftest import ANY, Behind, a_job, claimed, eventually, queued, tokens
 
 SUCCEEDED = Finished(status="succeeded")
 ACCEPTED = Accepted(prompt_tokens=3, n_ctx=64)
@@ -268,3 +268,37 @@ async def test_the_log_is_what_a_new_attempt_continues_from(bus: Bus) -> None:
         assert await bus.log.read(lease.job_id) == [(1, said_once)]
         await bus.queue.claim("w1", "m", ANY)
     assert await bus.log.read("job_0_unknown") == []
+
+
+async def test_a_log_that_was_cut_into_other_entries_is_read_whole(bus: Bus, behind: Behind) -> None:
+    """As after a server lost its last second: the epoch is counted again, and the same words come in other entries."""
+    async with a_running_job(bus) as lease:
+        log = behind.keys.log(lease.job_id)
+        await bus.queue.append([Chunk(lease, 1, tokens("1", "2"))])
+        await bus.queue.append([Chunk(lease, 3, tokens("3", "4"))])
+        async with bus.log.follow(lease.job_id) as reader:
+            assert [(await reader.next(5)).number for _ in range(4)] == [1, 2, 3, 4]  # type: ignore[union-attr]
+            await behind.client.xtrim(log, maxlen=0, approximate=False)
+            await behind.client.execute_command("XSETID", log, "1-0")
+            await behind.client.hset(behind.keys.job(lease.job_id), "events", 0)
+            await bus.queue.append([Chunk(lease, 1, tokens("1"))])
+            await bus.queue.append([Chunk(lease, 2, tokens("2", "3", "4", "5", "6"))])
+            await bus.queue.append([Chunk(lease, 7, tokens("7"))])
+            assert await bus.queue.finish(lease, SUCCEEDED, 8)
+            await behind.client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+
+            async def has_missed() -> bool:
+                return reader._inbox.missed
+
+            await eventually(has_missed)
+            assert kept(await all_of(reader)) == [(5, "5"), (6, "6"), (7, "7"), (8, "succeeded")]
+
+
+async def test_a_long_log_is_read_by_pages(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenlog, "PAGE", 5)
+    async with a_running_job(bus) as lease:
+        await write(bus, lease, 1, 100)
+        async with bus.log.follow(lease.job_id) as reader:
+            assert len(reader._ready) < 30
+            await bus.queue.finish(lease, SUCCEEDED, 101)
+            assert kept(await all_of(reader)) == numbers(1, 100)
