@@ -438,7 +438,7 @@ class Context:
     def warm_up(self) -> None:
         """Touch the weights once, so that the first request does not wait for the disk. Leaves the cache empty."""
         self.decode([Piece(0, 0, np.zeros(1, dtype=np.int32), True)])
-        llama_cpp.llama_memory_clear(self._memory, False)
+        self.clear()
 
     def decode(self, pieces: Sequence[Piece], interrupt: Interrupt | None = None) -> Outcome:
         """Compute the pieces as one batch of at most `n_batch` tokens. Releases the GIL meanwhile."""
@@ -497,6 +497,9 @@ class Context:
     def length(self, seq_id: int) -> int:
         """Positions that a sequence has in the cache."""
         return 1 + int(llama_cpp.llama_memory_seq_pos_max(self._memory, seq_id))
+
+    def clear(self) -> None:
+        llama_cpp.llama_memory_clear(self._memory, False)
 
     def _logits(self, n_rows: int) -> Floats:
         n_vocab = self._model.facts.n_vocab
