@@ -211,8 +211,10 @@ class Model:
         if known.is_overdue:
             self._end_without_answer(known, JobStatus.EXPIRED, was_met=True)
             return False
-        if state.status is JobStatus.RUNNING and self.fate(state.worker) is Fate.SILENT:
-            state.deaths += 1
+        if state.status is JobStatus.RUNNING:
+            fate = self.fate(state.worker)
+            assert fate is not Fate.UNHEARD, "taken although its worker may live"
+            state.deaths += fate is Fate.SILENT
         if state.deaths >= MOST_DEATHS:
             self.dead.append(known.job.id)
             self._end_without_answer(known, JobStatus.FAILED, was_met=True)
