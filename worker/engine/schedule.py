@@ -102,7 +102,7 @@ class Schedule:
         is_streaming = any(sequence.is_generating for sequence in people)
         plan = plan_batch(people, self._n_batch, self._n_prefill(people, pace, is_hurried=is_streaming))
         bulk = sorted((sequence for sequence in running if sequence.is_bulk), key=lambda each: each.served_at)
-        people_ms = pace.expected_ms(len(plan.generating), plan.n_prefill)
+        people_ms = pace.least_ms(len(plan.generating), plan.n_prefill)
         room = self._yielding.room(people_ms, is_awaited=any(sequence.is_awaited for sequence in people))
         if room.must_serve and bulk:
             self._yielding.took_turn()

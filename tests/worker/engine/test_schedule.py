@@ -87,9 +87,11 @@ def test_decodes_of_bulk_alone_are_short_after_a_person_came() -> None:
 def test_beside_people_the_bulk_goes_first_that_was_served_the_longest_ago() -> None:
     people, rows = [generating(slot, PERSON) for slot in range(8)], [generating(slot, BULK) for slot in (8, 9)]
     asked = Schedule(len(people) + 1, Ageing(1e6, 1e6))  # with room for one row more
+    learnt = pace()
+    learnt.observe(8, 0, 80.0)
     served: list[int] = []
     for at in range(OWN_TURN_EVERY):
-        for sequence in asked.plan([*people, *rows], pace()).generating[len(people) :]:
+        for sequence in asked.plan([*people, *rows], learnt).generating[len(people) :]:
             sequence.served_at = float(at + 1)
             served.append(sequence.slot)
     assert served[:4] == [8, 9, 8, 9]
