@@ -108,7 +108,7 @@ class BusSettings(Settings):
     redis_url: Annotated[SecretStr, Flag("--redis-url")] = Field(
         SecretStr("redis://127.0.0.1:6379/0"),
         description="Redis or Valkey: redis://[USER:PASSWORD@]HOST:PORT/DB, rediss:// for TLS, unix:///PATH, or"
-        " redis+sentinel://HOST:PORT,HOST:PORT/NAME/DB for what sentinels call NAME",
+        " redis+sentinel://HOST:PORT,HOST:PORT/NAME/DB for what sentinels call NAME, or redis+cluster://HOST:PORT,HOST:PORT",
     )
     namespace: Annotated[str, Flag("--namespace")] = Field(
         "ss", pattern=r"^[a-zA-Z0-9_-]{1,32}$", description="first part of every key"
@@ -208,8 +208,12 @@ class WorkerSettings(BusSettings):
 class TasksSettings(BusSettings):
     role: ClassVar[str] = "tasks"
 
+    tasks_redis_url: Annotated[SecretStr | None, Flag("--tasks-redis-url")] = Field(
+        None, description="a server for housekeeping, which cannot use a Cluster; default: --redis-url"
+    )
 
-class ServeSettings(ApiSettings, WorkerSettings):
+
+class ServeSettings(ApiSettings, WorkerSettings, TasksSettings):
     """All roles on one machine."""
 
     role: ClassVar[str] = "serve"
@@ -223,7 +227,7 @@ class ServeSettings(ApiSettings, WorkerSettings):
     )
 
 
-class RunSettings(WorkerSettings):
+class RunSettings(WorkerSettings, TasksSettings):
     """A bulk file from start to finish."""
 
     role: ClassVar[str] = "run"

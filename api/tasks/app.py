@@ -27,7 +27,7 @@ from shared import telemetry
 from shared.bus import Bus, open_bus
 from shared.bus.taskpool import task_pool
 from shared.errors import BusUnavailable
-from shared.settings import BusSettings, ConfigError, TasksSettings
+from shared.settings import ConfigError, TasksSettings
 
 PROG = "slotstream tasks"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-async def run(settings: BusSettings) -> None:
+async def run(settings: TasksSettings) -> None:
     """Work until SIGTERM or SIGINT. Raises ConfigError when the server or its URL will not do."""
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -71,8 +71,9 @@ async def run(settings: BusSettings) -> None:
     log.info("left")
 
 
-async def _work(settings: BusSettings, bus: Bus) -> None:
-    """For ever. Raises ConfigError when the server will not do."""
+async def _work(settings: TasksSettings, bus: Bus) -> None:
+    """For ever. Raises ConfigError when a server will not do."""
+    task_pool(settings, name="tasks-arq")  # here, or a mistake in its URL would be tried again and again
     await bus.reach()
     async with asyncio.TaskGroup() as parts:
         parts.create_task(stand_up_again("arq", functools.partial(run_arq, settings, bus)))
@@ -96,7 +97,7 @@ async def stand_up_again(name: str, work: Callable[[], Awaitable[None]]) -> None
         pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
 
-async def run_arq(settings: BusSettings, bus: Bus) -> None:
+async def run_arq(settings: TasksSettings, bus: Bus) -> None:
     """arq's worker until it falls."""
     pool = task_pool(settings, name="tasks-arq")
     try:
@@ -128,7 +129,7 @@ async def _end(main: asyncio.Task[None], worker: Worker) -> None:
             task.exception()  # looked at: why it fell is said by whoever waited for it
 
 
-def make_worker(redis: ArqRedis, settings: BusSettings, bus: Bus) -> Worker:
+def make_worker(redis: ArqRedis, settings: TasksSettings, bus: Bus) -> Worker:
     return Worker(
         functions=[],
         cron_jobs=janitor.cron_jobs(settings.namespace),

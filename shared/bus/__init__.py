@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import structlog
 
-from shared.bus.connect import Link, connection_factory, distrust
+from shared.bus.address import server_of
+from shared.bus.cluster import ClusterLink, ClusterSubscriber
+from shared.bus.connect import Link, Sender, connection_factory, distrust
 from shared.bus.embedded import EmbeddedServer
 from shared.bus.keys import Keys
 from shared.bus.lease import LeaseKeeper
@@ -23,7 +25,7 @@ from shared.bus.outbox import Outbox, OutboxRow
 from shared.bus.presence import ModelCard, Presence, SlotState, WorkerState
 from shared.bus.queue import Chunk, Claimed, JobPage, Lease, Queue, Receipt, Verdict, Wake, Wanted
 from shared.bus.script import ask
-from shared.bus.subscriber import Subscriber
+from shared.bus.subscriber import Listener, Subscriber
 from shared.bus.tokenlog import LogEvent, Reader, TokenLog
 from shared.errors import BusUnavailable
 from shared.settings import BusSettings, ConfigError
@@ -63,7 +65,7 @@ log = structlog.get_logger(__name__)
 
 
 class Bus:
-    def __init__(self, settings: BusSettings, link: Link, subscriber: Subscriber) -> None:
+    def __init__(self, settings: BusSettings, link: Sender, subscriber: Listener) -> None:
         keys = Keys(settings.namespace, settings.partitions)
         self._link = link
         self.queue = Queue(settings, keys, link, subscriber)
@@ -73,7 +75,8 @@ class Bus:
 
     async def ping(self) -> None:
         """Returns when the server answers. Raises BusUnavailable."""
-        await ask(self._link, [("PING",)], tries=1)
+        for node in await self._link.nodes():
+            await ask(node, [("PING",)], tries=1)
 
     async def reach(self) -> None:
         """Waits for the server, however long: a role may well start before it. Raises ConfigError as `check_server`."""
@@ -89,7 +92,7 @@ class Bus:
     async def check_server(self) -> None:
         """Raises ConfigError when jobs would not be safe on this server, BusUnavailable when it does not answer."""
         try:
-            [reply] = await ask(self._link, [("INFO",)])
+            replies = [(await ask(node, [("INFO",)]))[0] for node in await self._link.nodes()]
         except BusUnavailable as error:
             if reason := distrust(error):
                 raise ConfigError(
@@ -97,22 +100,31 @@ class Bus:
                     " ?ssl_ca_certs="
                 ) from None
             raise
-        facts = dict(line.split(":", 1) for line in reply.decode().splitlines() if ":" in line)
-        version = tuple(int(number) for number in facts["redis_version"].split(".")[:2])
-        if version < OLDEST_SERVER:
-            raise ConfigError(f"--redis-url: the server is Redis {facts['redis_version']}, and 7.0 is needed")
-        policy = facts["maxmemory_policy"]
-        if policy != "noeviction":
-            raise ConfigError(
-                f"--redis-url: the server has maxmemory-policy {policy!r}, under which it throws jobs away when its "
-                "memory is full; set maxmemory-policy to noeviction"
-            )
+        for reply in replies:
+            _check_facts(dict(line.split(":", 1) for line in reply.decode().splitlines() if ":" in line))
+
+
+def _check_facts(facts: Mapping[str, str]) -> None:
+    version = tuple(int(number) for number in facts["redis_version"].split(".")[:2])
+    if version < OLDEST_SERVER:
+        raise ConfigError(f"--redis-url: the server is Redis {facts['redis_version']}, and 7.0 is needed")
+    policy = facts["maxmemory_policy"]
+    if policy != "noeviction":
+        raise ConfigError(
+            f"--redis-url: the server has maxmemory-policy {policy!r}, under which it throws jobs away when its "
+            "memory is full; set maxmemory-policy to noeviction"
+        )
 
 
 @asynccontextmanager
 async def open_bus(settings: BusSettings, *, name: str) -> AsyncIterator[Bus]:
     """A bus for one process; `name` is shown in the server's CLIENT LIST. Connects when it is first used, and again
     by itself whenever it must. Raises ConfigError when the URL is none of ours."""
-    connect = connection_factory(settings, name)
-    async with Link(connect) as link, Subscriber(connect) as subscriber:
-        yield Bus(settings, link, subscriber)
+    server = server_of(settings)
+    if server.is_cluster:
+        async with ClusterLink(server, name) as nodes, ClusterSubscriber(nodes) as subscribers:
+            yield Bus(settings, nodes, subscribers)
+    else:
+        connect = connection_factory(server, name)
+        async with Link(connect) as link, Subscriber(connect) as subscriber:
+            yield Bus(settings, link, subscriber)

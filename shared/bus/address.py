@@ -1,4 +1,4 @@
-"""Where the server is: what `--redis-url` says, taken apart. Pure.
+"""Where the server is: what a URL says, taken apart. Pure.
 
 No error of it repeats any of the URL but names of options, since a mistake may put the password anywhere.
 """
@@ -6,19 +6,22 @@ No error of it repeats any of the URL but names of options, since a mistake may 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from shared.settings import ConfigError
+from pydantic import SecretStr
 
-SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
+from shared.settings import BusSettings, ConfigError
+
+SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
 
 PORT, SENTINEL_PORT = 6379, 26379
 
 _FORMS = (
-    "write it as redis://user:password@host:port/db, rediss:// for TLS, unix:///path, or"
-    " redis+sentinel://user:password@host:port,host:port/name/db, with every @ : / ? # of a password percent-encoded"
+    "write it as redis://user:password@host:port/db, rediss:// for TLS, unix:///path,"
+    " redis+sentinel://user:password@host:port,host:port/name/db or redis+cluster://user:password@host:port,host:port,"
+    " with every @ : / ? # of a password percent-encoded"
 )
 
 
@@ -32,28 +35,48 @@ class Address:
     """The options are redis-py's, keyword arguments of its connections."""
 
     hosts: tuple[Host, ...] = ()
-    """The server, or its sentinels; none behind a unix socket."""
+    """The server, its sentinels, or some nodes of its Cluster; none behind a unix socket."""
     primary: str = ""
     """The name under which the sentinels know it; without sentinels none."""
+    is_cluster: bool = False
     is_tls: bool = False
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     sentinel_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Of connections to the sentinels."""
 
+    def at(self, host: Host) -> Address:
+        """One node of the Cluster."""
+        return replace(self, hosts=(host,), is_cluster=False)
 
-def parse(url: str) -> Address:
+
+class _Mistake(Exception):
+    """Says what is wrong."""
+
+
+def server_of(settings: BusSettings) -> Address:
     """Raises ConfigError, in one sentence."""
+    return parse(settings.redis_url, "--redis-url")
+
+
+def parse(url: SecretStr, flag: str) -> Address:
+    """Raises ConfigError, in one sentence that names the flag."""
+    try:
+        return _parse(url.get_secret_value())
+    except _Mistake as mistake:
+        raise ConfigError(f"{flag}: {mistake}") from None
+    except ValueError:
+        raise ConfigError(f"{flag}: cannot be understood; {_FORMS}") from None
+
+
+def _parse(url: str) -> Address:
     scheme = url.partition("://")[0]
     if scheme not in SCHEMES:
-        raise ConfigError(f"--redis-url: must begin with one of {', '.join(f'{known}://' for known in SCHEMES)}")
-    try:
-        parts = urlsplit(url)
-        query = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
-        if _is_cut_in_its_password(parts):
-            raise ConfigError(f"--redis-url: cannot be understood; {_FORMS}")
-        return _address(parts, query)
-    except ValueError:
-        raise ConfigError(f"--redis-url: cannot be understood; {_FORMS}") from None
+        raise _Mistake(f"must begin with one of {', '.join(f'{known}://' for known in SCHEMES)}")
+    parts = urlsplit(url)
+    query = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
+    if _is_cut_in_its_password(parts):
+        raise _Mistake(f"cannot be understood; {_FORMS}")
+    return _address(parts, query)
 
 
 def _is_cut_in_its_password(parts: SplitResult) -> bool:
@@ -68,25 +91,30 @@ def _address(parts: SplitResult, query: Mapping[str, str]) -> Address:
     path = unquote(parts.path)
     if kind == "unix":
         if hosts or not path:
-            raise ConfigError("--redis-url: a socket's path begins with a slash, as in unix:///path")
+            raise _Mistake("a socket's path begins with a slash, as in unix:///path")
         return Address(options={"path": path} | options)
     if kind == "+sentinel":
         primary, _, database = path.strip("/").partition("/")
         if not primary:
-            raise ConfigError("--redis-url: needs the primary's name, as in redis+sentinel://host:port,host:port/name")
+            raise _Mistake("needs the primary's name, as in redis+sentinel://host:port,host:port/name")
         theirs = {name.removeprefix("sentinel_"): options.pop(name) for name in _OF_SENTINELS if name in options}
         if is_tls:
             theirs |= {"ssl": True} | {name: options[name] for name in _OF_TLS if name in options}
-        where = tuple(_host(each, SENTINEL_PORT) for each in hosts.split(","))
-        return Address(where, primary, is_tls, _database(database) | options, theirs)
+        options |= _database(database)
+        return Address(_hosts(hosts, SENTINEL_PORT), primary, is_tls=is_tls, options=options, sentinel_options=theirs)
+    options |= _database(path.strip("/"))
+    if kind == "+cluster":
+        if options.pop("db", 0):
+            raise _Mistake("a Cluster has no database but 0")
+        return Address(_hosts(hosts, PORT), is_cluster=True, is_tls=is_tls, options=options)
     if "," in hosts:
-        raise ConfigError("--redis-url: several hosts are for redis+sentinel:// alone")
-    return Address((_host(hosts, PORT),), "", is_tls, _database(path.strip("/")) | options)
+        raise _Mistake("several hosts are for redis+sentinel:// and redis+cluster://")
+    return Address(_hosts(hosts, PORT), is_tls=is_tls, options=options)
 
 
-def _host(text: str, port: int) -> Host:
-    parts = urlsplit(f"//{text}")
-    return Host(parts.hostname or "localhost", port if parts.port is None else parts.port)
+def _hosts(text: str, port: int) -> tuple[Host, ...]:
+    parts = [urlsplit(f"//{each}") for each in text.split(",")]
+    return tuple(Host(each.hostname or "localhost", port if each.port is None else each.port) for each in parts)
 
 
 def _database(text: str) -> dict[str, int]:
@@ -125,11 +153,11 @@ def _options(query: Mapping[str, str], kind: str, is_tls: bool) -> dict[str, Any
     options: dict[str, Any] = {}
     for name, text in query.items():
         if name not in known:
-            raise ConfigError(f"--redis-url: has no option {name!r} here, only {', '.join(known)}")
+            raise _Mistake(f"has no option {name!r} here, only {', '.join(known)}")
         try:
             options[name] = known[name](text)
         except ValueError:
-            raise ConfigError(f"--redis-url: {name} cannot be {text!r}") from None
+            raise _Mistake(f"{name} cannot be {text!r}") from None
     if is_tls:
         # redis-py leaves it out unless asked; then any certificate of a public CA would do, for whatever host.
         options.setdefault("ssl_check_hostname", options.get("ssl_cert_reqs") != "none")

@@ -11,7 +11,7 @@ import random
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import hiredis
 import redis
@@ -22,9 +22,9 @@ from redis.asyncio.connection import AbstractConnection, ConnectionPool, SSLConn
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from shared.bus.address import parse
+from shared.bus.address import Address
 from shared.errors import BusUnavailable
-from shared.settings import BusSettings, ConfigError
+from shared.settings import ConfigError
 
 Command: TypeAlias = tuple[str | bytes | int | float, ...]
 Reply: TypeAlias = Any
@@ -37,7 +37,10 @@ REPLY_TIMEOUT_S = 10.0
 SENTINEL_TIMEOUT_S = 1.0
 """For each sentinel: those of machines that are off come before one that answers."""
 
-_REFUSALS = ("OOM", "MISCONF", "READONLY", "LOADING", "BUSY", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS", "TRYAGAIN")
+_REFUSALS = (
+    *("OOM", "MISCONF", "READONLY", "LOADING", "BUSY", "MASTERDOWN", "NOREPLICAS"),
+    *("CLUSTERDOWN", "TRYAGAIN", "MOVED", "ASK"),  # of a Cluster that changes
+)
 
 log = structlog.get_logger(__name__)
 
@@ -47,7 +50,12 @@ def is_refusal(error: Exception) -> bool:
     if isinstance(error, exceptions.BusyLoadingError | exceptions.ReadOnlyError | exceptions.OutOfMemoryError):
         return True
     words = str(error).split(maxsplit=1)
-    return isinstance(error, exceptions.ResponseError) and bool(words) and words[0].lstrip("-") in _REFUSALS
+    return (
+        isinstance(error, exceptions.ResponseError)
+        and bool(words)
+        # The other says that the rest of a partition is on its way to another node.
+        and (words[0].lstrip("-") in _REFUSALS or "access a non local key" in str(error))
+    )
 
 
 def unavailable(error: BaseException) -> BusUnavailable:
@@ -65,12 +73,12 @@ def distrust(error: BaseException | None) -> str | None:
     return None
 
 
-def connection_pool(settings: BusSettings, name: str, **options: Any) -> ConnectionPool:
+def connection_pool(address: Address, name: str, **options: Any) -> ConnectionPool:
     """Makes asyncio connections to the server, or to whichever the sentinels call the primary when one is opened.
 
-    Raises ConfigError when the URL is none of ours.
+    Raises ConfigError when its certificates cannot be used.
     """
-    pool: ConnectionPool = _pool(redis.asyncio, settings, name, {"socket_connect_timeout": CONNECT_TIMEOUT_S} | options)
+    pool: ConnectionPool = _pool(redis.asyncio, address, name, {"socket_connect_timeout": CONNECT_TIMEOUT_S} | options)
     connection = pool.make_connection()  # type: ignore[no-untyped-call]
     if isinstance(connection, SSLConnection):
         try:
@@ -81,21 +89,20 @@ def connection_pool(settings: BusSettings, name: str, **options: Any) -> Connect
     return pool
 
 
-def connection_factory(settings: BusSettings, name: str) -> Callable[[], AbstractConnection]:
-    """Makes asyncio connections, unconnected. Raises ConfigError when the URL is none of ours."""
+def connection_factory(address: Address, name: str) -> Callable[[], AbstractConnection]:
+    """Makes asyncio connections, unconnected. Raises ConfigError as `connection_pool`."""
     # Retries are ours: only we know what may be said twice.
-    return connection_pool(settings, name, retry=Retry(NoBackoff(), 0), health_check_interval=0).make_connection
+    return connection_pool(address, name, retry=Retry(NoBackoff(), 0), health_check_interval=0).make_connection
 
 
-def blocking_client(settings: BusSettings, name: str, timeout_s: float) -> redis.Redis:
+def blocking_client(address: Address, name: str, timeout_s: float) -> redis.Redis:
     """A client for a thread without asyncio; every wait is bounded by `timeout_s`."""
     timeouts = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
-    return redis.Redis.from_pool(_pool(redis, settings, name, timeouts))
+    return redis.Redis.from_pool(_pool(redis, address, name, timeouts))
 
 
-def _pool(library: Any, settings: BusSettings, name: str, options: Mapping[str, Any]) -> Any:
+def _pool(library: Any, address: Address, name: str, options: Mapping[str, Any]) -> Any:
     """redis-py has everything twice under the same names, in `redis` for threads and in `redis.asyncio`."""
-    address = parse(settings.redis_url.get_secret_value())
     options = {
         "client_name": "".join(letter if "!" <= letter <= "~" else "-" for letter in name),
         **address.options,
@@ -132,6 +139,16 @@ class Sentinels(redis.asyncio.Sentinel):
                 await sentinel.connection_pool.disconnect(inuse_connections=False)
         reason = f"no sentinel knows a living primary {service_name!r}"
         raise exceptions.ConnectionError(f"{reason} ({fault})" if fault else reason) from fault
+
+
+class Sender(Protocol):
+    """What a `Link` is to those who send."""
+
+    async def send(self, commands: Sequence[Command]) -> list[Reply]: ...
+
+    async def nodes(self) -> Sequence[Sender]:
+        """Each server that is behind it. Raises BusUnavailable."""
+        ...
 
 
 class _Parcel(NamedTuple):
@@ -174,6 +191,9 @@ class Link:
         replies: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
         self._waiting.put_nowait(_Parcel(len(commands), packed, replies))
         return await replies
+
+    async def nodes(self) -> Sequence[Sender]:
+        return [self]
 
     async def _carry(self) -> None:
         connection = self._connect()

@@ -18,7 +18,8 @@ import structlog
 from redis import Redis
 from redis.exceptions import NoScriptError, RedisError
 
-from shared.bus.connect import blocking_client
+from shared.bus.address import server_of
+from shared.bus.blocking import BlockingClients
 from shared.bus.keys import Keys, part
 from shared.bus.queue import Lease
 from shared.bus.script import script
@@ -59,7 +60,7 @@ class LeaseKeeper:
         self._worker = part(worker_id)
         self._lease_s = settings.lease_s
         self._beat_s = settings.lease_s / BEATS_IN_A_LEASE
-        self._client: Redis = blocking_client(settings, f"lease-{os.getpid()}", timeout_s=2 * self._beat_s)
+        self._clients = BlockingClients(server_of(settings), f"lease-{os.getpid()}", timeout_s=2 * self._beat_s)
         self._is_alive = is_alive
         self._on_cancel = on_cancel
         self._on_lost = on_lost
@@ -84,7 +85,7 @@ class LeaseKeeper:
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join()
-        self._client.close()
+        self._clients.close()
 
     def hold(self, lease: Lease) -> None:
         """From now on. Call it at once after the claim."""
@@ -110,31 +111,40 @@ class LeaseKeeper:
         with self._lock:
             held = list(self._held.values())
         if self._is_alive():
-            try:
-                self._renew(held)
-            except (RedisError, OSError) as error:
-                log.warning("leases were not renewed", n_leases=len(held), error=str(error))
-                # After a failover the name leads to the new primary, and a connection that is kept to the old one.
-                self._client.connection_pool.disconnect()
+            self._renew(held)
         self._give_up_overdue(held)
 
     def _renew(self, held: list[_Held]) -> None:
-        """All of a partition in one call."""
+        """All of a partition in one call. A server that does not answer is waited for once, not once a partition."""
         by_partition: dict[int, list[_Held]] = {partition: [] for partition in range(self._keys.partitions)}
         for each in held:
             by_partition[partition_of(each.lease.job_id)].append(each)
+        silent: set[Redis | None] = set()
         for partition, group in by_partition.items():
-            sent_at = time.monotonic()
-            for each, verdict in zip(group, self._verdicts(partition, group), strict=True):
-                if verdict == b"lost":
-                    self._lose(each)
-                    continue
-                each.renewed_at = sent_at
-                if verdict == b"cancel" and not each.is_cancel_told:
-                    each.is_cancel_told = True
-                    self._on_cancel(each.lease.job_id)
+            client: Redis | None = None
+            try:
+                client = self._clients.of(self._keys.beats(partition))
+                if client not in silent:
+                    self._renew_in(partition, group, client)
+            except (RedisError, OSError) as error:
+                log.warning("leases were not renewed", partition=partition, n_leases=len(group), error=str(error))
+                silent.add(client)
+        if silent:
+            # After a failover the name leads to the new primary, and a connection that is kept to the old one.
+            self._clients.forget()
 
-    def _verdicts(self, partition: int, group: list[_Held]) -> list[bytes]:
+    def _renew_in(self, partition: int, group: list[_Held], client: Redis) -> None:
+        sent_at = time.monotonic()
+        for each, verdict in zip(group, self._verdicts(partition, group, client), strict=True):
+            if verdict == b"lost":
+                self._lose(each)
+                continue
+            each.renewed_at = sent_at
+            if verdict == b"cancel" and not each.is_cancel_told:
+                each.is_cancel_told = True
+                self._on_cancel(each.lease.job_id)
+
+    def _verdicts(self, partition: int, group: list[_Held], client: Redis) -> list[bytes]:
         renew = script("renew")
         leases = [each.lease for each in group]
         call = renew.call(
@@ -147,10 +157,10 @@ class LeaseKeeper:
             ],
         )
         try:
-            return self._client.execute_command(*call)  # type: ignore[no-any-return, no-untyped-call]
+            return client.execute_command(*call)  # type: ignore[no-any-return, no-untyped-call]
         except NoScriptError:
-            self._client.execute_command(*renew.load)  # type: ignore[no-untyped-call]
-            return self._client.execute_command(*call)  # type: ignore[no-any-return, no-untyped-call]
+            client.execute_command(*renew.load)  # type: ignore[no-untyped-call]
+            return client.execute_command(*call)  # type: ignore[no-any-return, no-untyped-call]
 
     def _give_up_overdue(self, held: list[_Held]) -> None:
         now = time.monotonic()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shared.bus.connect import Link
+from shared.bus.connect import Sender
 from shared.bus.keys import Keys
 from shared.bus.script import ask
 from shared.jobs import JobStatus
@@ -24,7 +24,7 @@ class OutboxRow(NamedTuple):
 
 
 class Outbox:
-    def __init__(self, keys: Keys, link: Link) -> None:
+    def __init__(self, keys: Keys, link: Sender) -> None:
         self._keys = keys
         self._link = link
 

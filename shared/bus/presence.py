@@ -11,7 +11,7 @@ from typing import Literal, TypeVar
 import structlog
 from pydantic import ValidationError
 
-from shared.bus.connect import Link
+from shared.bus.connect import Sender
 from shared.bus.keys import Keys
 from shared.bus.script import ask
 from shared.wire import Wire
@@ -77,7 +77,7 @@ class WorkerState(Wire):
 
 
 class Presence:
-    def __init__(self, keys: Keys, link: Link) -> None:
+    def __init__(self, keys: Keys, link: Sender) -> None:
         self._keys = keys
         self._link = link
 

@@ -22,10 +22,10 @@ from urllib.parse import unquote
 import structlog
 from pydantic import TypeAdapter, ValidationError
 
-from shared.bus.connect import Link, Reply
+from shared.bus.connect import Reply, Sender
 from shared.bus.keys import Keys, part, partition_for
 from shared.bus.script import ask, run, script
-from shared.bus.subscriber import Subscriber
+from shared.bus.subscriber import Listener
 from shared.errors import BusUnavailable, IdempotencyConflict, QueueFull, UnknownJob, Unreadable
 from shared.events import Accepted, Failure, Finished, Progress, Tokens
 from shared.jobs import VERSION, Generation, Job, JobRecord, JobStatus, Lane, new_job_id, partition_of
@@ -158,7 +158,7 @@ class Wake(NamedTuple):
 
 
 class Queue:
-    def __init__(self, settings: BusSettings, keys: Keys, link: Link, subscriber: Subscriber) -> None:
+    def __init__(self, settings: BusSettings, keys: Keys, link: Sender, subscriber: Listener) -> None:
         self._settings = settings
         self._keys = keys
         self._link = link
@@ -201,7 +201,8 @@ class Queue:
     async def check_accepts(self) -> None:
         """Returns when a new job would be taken. Raises BusUnavailable when the server is away, is full, only reads or
         cannot save."""
-        await run(self._link, script("accept"), [script("accept").call((), ())])
+        for node in await self._link.nodes():
+            await run(node, script("accept"), [script("accept").call((), ())])
 
     async def claim(self, worker_id: str, model: str, wanted: Wanted, *, sweep: bool = False) -> list[Claimed]:
         """Jobs for this worker, each under a lease of its own that must be kept alive; never more than wanted.

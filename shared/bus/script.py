@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from redis.exceptions import NoScriptError
 
-from shared.bus.connect import Command, Link, Reply, is_refusal, persist, unavailable
+from shared.bus.connect import Command, Reply, Sender, is_refusal, persist, unavailable
 
 _USES = re.compile(r"^-- uses: (.+)$", re.MULTILINE)
 
@@ -46,7 +46,7 @@ def script(name: str) -> Script:
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
-async def run(link: Link, which: Script, calls: Sequence[Command], *, tries: int = 1) -> list[Reply]:
+async def run(link: Sender, which: Script, calls: Sequence[Command], *, tries: int = 1) -> list[Reply]:
     """The replies to some calls of one script, made in order in one round trip.
 
     With `tries` above 1 all calls are made again when no reply came, so each must be safe to repeat. They are also made
@@ -57,14 +57,15 @@ async def run(link: Link, which: Script, calls: Sequence[Command], *, tries: int
     async def attempt() -> list[Reply]:
         replies = await link.send(calls)
         if any(isinstance(reply, NoScriptError) for reply in replies):
-            replies = (await link.send([which.load, *calls]))[1:]
+            # In front of each: they may go to several nodes.
+            replies = (await link.send([command for call in calls for command in (which.load, call)]))[1::2]
         return checked(replies)
 
     replies: list[Reply] = await persist(attempt, tries)
     return replies
 
 
-async def ask(link: Link, commands: Sequence[Command], *, tries: int = 4) -> list[Reply]:
+async def ask(link: Sender, commands: Sequence[Command], *, tries: int = 4) -> list[Reply]:
     """The replies to plain commands, made in one round trip, repeated when none came: for reads. Errors as in `run`."""
 
     async def attempt() -> list[Reply]:

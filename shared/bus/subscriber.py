@@ -10,7 +10,8 @@ import asyncio
 import random
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import Protocol
 
 import structlog
 from redis import exceptions
@@ -69,6 +70,12 @@ class _Channel:
         self.was_confirmed = False
 
 
+class Listener(Protocol):
+    """What a `Subscriber` is to those who listen."""
+
+    def listen(self, channels: Collection[str], limit: int) -> AbstractAsyncContextManager[Inbox]: ...
+
+
 class Subscriber:
     """Open with `async with`; who opens closes. Reconnects by itself for as long as it is open."""
 
@@ -97,6 +104,12 @@ class Subscriber:
     async def listen(self, channels: Collection[str], limit: int) -> AsyncIterator[Inbox]:
         """An inbox that gets everything said from now on. Raises BusUnavailable when the server does not confirm."""
         inbox = Inbox(limit)
+        async with self.join(channels, inbox):
+            yield inbox
+
+    @asynccontextmanager
+    async def join(self, channels: Collection[str], inbox: Inbox) -> AsyncIterator[None]:
+        """The same for an inbox that there is."""
         names = [channel.encode() for channel in channels]
         fresh = [name for name in names if name not in self._channels]
         for name in names:
@@ -105,9 +118,14 @@ class Subscriber:
         try:
             await self._say("SUBSCRIBE", fresh)
             await self._confirmations(names)
-            yield inbox
+            yield
         finally:
             await self._leave(names, inbox)
+
+    async def reconnect(self) -> None:
+        """Begins a new connection, which may lead elsewhere."""
+        if self._connection:
+            await close(self._connection)
 
     async def _confirmations(self, names: list[bytes]) -> None:
         try:

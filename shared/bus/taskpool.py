@@ -7,10 +7,15 @@ from __future__ import annotations
 
 from redis.asyncio.connection import ConnectionPool
 
+from shared.bus.address import parse, server_of
 from shared.bus.connect import REPLY_TIMEOUT_S, connection_pool
-from shared.settings import BusSettings
+from shared.settings import ConfigError, TasksSettings
 
 
-def task_pool(settings: BusSettings, *, name: str) -> ConnectionPool:
+def task_pool(settings: TasksSettings, *, name: str) -> ConnectionPool:
     """Not connected yet; whoever takes it disconnects it. Raises ConfigError when the URL is none of ours."""
-    return connection_pool(settings, name, socket_timeout=REPLY_TIMEOUT_S)
+    own = settings.tasks_redis_url
+    address = parse(own, "--tasks-redis-url") if own else server_of(settings)
+    if address.is_cluster:
+        raise ConfigError("--tasks-redis-url: must name one server, since arq can do nothing with a Cluster")
+    return connection_pool(address, name, socket_timeout=REPLY_TIMEOUT_S)

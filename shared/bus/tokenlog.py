@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 import structlog
 
-from shared.bus.connect import Link, Reply
+from shared.bus.connect import Reply, Sender
 from shared.bus.keys import Keys
 from shared.bus.queue import TOKENS
 from shared.bus.script import ask
-from shared.bus.subscriber import Inbox, Subscriber
+from shared.bus.subscriber import Inbox, Listener
 from shared.errors import BusUnavailable, UnknownJob
 from shared.events import Accepted, Event, Finished, Progress, Tokens
 from shared.wire import Wire
@@ -58,7 +58,7 @@ class _Message(Wire):
 
 
 class TokenLog:
-    def __init__(self, keys: Keys, link: Link, subscriber: Subscriber) -> None:
+    def __init__(self, keys: Keys, link: Sender, subscriber: Listener) -> None:
         self._keys = keys
         self._link = link
         self._subscriber = subscriber
@@ -91,7 +91,7 @@ class Reader:
     `next` may be cancelled at any time and loses nothing by it.
     """
 
-    def __init__(self, keys: Keys, link: Link, inbox: Inbox, job_id: str, after: int, *, is_expected: bool) -> None:
+    def __init__(self, keys: Keys, link: Sender, inbox: Inbox, job_id: str, after: int, *, is_expected: bool) -> None:
         self._link = link
         self._inbox = inbox
         self._job_id = job_id

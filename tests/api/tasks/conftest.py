@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shared.bus import Bus, EmbeddedServer, open_bus
-from shared.settings import BusSettings
+from shared.settings import TasksSettings
 
 
 class RestartableServer:
@@ -31,11 +31,11 @@ def server() -> Iterator[RestartableServer]:
 
 
 @pytest.fixture
-def settings(server: RestartableServer) -> BusSettings:
-    return BusSettings(redis_url=server.url)
+def settings(server: RestartableServer) -> TasksSettings:
+    return TasksSettings(redis_url=server.url)
 
 
 @pytest.fixture
-async def bus(settings: BusSettings) -> AsyncIterator[Bus]:
+async def bus(settings: TasksSettings) -> AsyncIterator[Bus]:
     async with open_bus(settings, name="test") as bus:
         yield bus

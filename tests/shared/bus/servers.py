@@ -23,8 +23,16 @@ PATIENCE_S = 30.0
 class Node:
     """One process on a port of its own."""
 
-    def __init__(self, folder: Path, *, password: str = "", is_sentinel: bool = False, **options: object) -> None:
-        if REDIS_SERVER is None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        binary: str | Path | None = REDIS_SERVER,
+        password: str = "",
+        is_sentinel: bool = False,
+        **options: object,
+    ) -> None:
+        if binary is None:
             pytest.skip("no redis-server on this machine")
         self.port = free_port()
         is_tls = "tls_cert_file" in options
@@ -34,20 +42,23 @@ class Node:
         given = {"bind": "127.0.0.1", **ports, "dir": folder, "logfile": folder / "log"}
         given |= {} if is_sentinel else {"save": '""', "repl-diskless-sync-delay": 0}
         given |= {"requirepass": password} if password else {}
+        if "cluster_enabled" in options:
+            given["cluster-port"] = self.bus_port = free_port()  # the port + 10000 may be too high
         given |= {name.replace("_", "-"): value for name, value in options.items()}
         (folder / "conf").write_text("".join(f"{name} {value}\n" for name, value in given.items()))
-        self._arguments = ["--sentinel"] if is_sentinel else []
+        self._command = [binary, folder / "conf", *(["--sentinel"] if is_sentinel else [])]
         self._process: subprocess.Popen[bytes] | None = None
         secret = {"password": password} if password else {}
         secret |= {"ssl": True, "ssl_ca_certs": options["tls_ca_cert_file"]} if is_tls else {}
         self.client: Any = redis.Redis(port=self.port, socket_timeout=PATIENCE_S, **secret)
 
     def start(self) -> None:
-        assert REDIS_SERVER
-        self._process = subprocess.Popen(
-            [REDIS_SERVER, self.folder / "conf", *self._arguments], stdout=subprocess.DEVNULL
-        )
+        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
         until(self._answers)
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None
 
     def kill(self) -> None:
         if self._process:
@@ -82,3 +93,9 @@ def until(look: Callable[[], object]) -> None:
                 return
         time.sleep(0.02)
     raise AssertionError("it does not come")
+
+
+def until_replicated(primary: Node, replica: Node) -> None:
+    """Returns when the replica has what the primary has now."""
+    written = primary.client.info("replication")["master_repl_offset"]
+    until(lambda: replica.client.info("replication").get("slave_repl_offset", -1) >= written)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import SecretStr
 
-from shared.bus.address import Address, parse
-from shared.settings import ConfigError
+from shared.bus.address import Address, parse, server_of
+from shared.settings import BusSettings, ConfigError
 
 
 @pytest.mark.parametrize(
@@ -38,6 +39,10 @@ from shared.settings import ConfigError
             ),
         ),
         (
+            "redis+cluster://:pw@h1:1,h2",
+            Address(hosts=(("h1", 1), ("h2", 6379)), is_cluster=True, options={"password": "pw"}),
+        ),
+        (
             "rediss+sentinel://h/main?ssl_ca_certs=/ca.pem",
             Address(
                 hosts=(("h", 26379),),
@@ -50,7 +55,7 @@ from shared.settings import ConfigError
     ],
 )
 def test_what_a_url_says(url: str, expected: Address) -> None:
-    assert parse(url) == expected
+    assert parse(SecretStr(url), "--redis-url") == expected
 
 
 @pytest.mark.parametrize(
@@ -69,6 +74,7 @@ def test_what_a_url_says(url: str, expected: Address) -> None:
         ("redis://:hunter2\u2100@h", "percent-encoded"),
         ("redis://:hunter2@a,b", "redis+sentinel://"),
         ("redis+sentinel://:hunter2@h", "the primary's name"),
+        ("redis+cluster://:hunter2@h/1", "no database but 0"),
         ("redis://:hunter2@h?protocol=3", "no option 'protocol'"),
         ("redis://:hunter2@h?ssl_ca_certs=/ca.pem", "no option 'ssl_ca_certs' here"),
         ("rediss://:hunter2@h?ssl_cert_reqs=maybe", "ssl_cert_reqs cannot be 'maybe'"),
@@ -77,7 +83,7 @@ def test_what_a_url_says(url: str, expected: Address) -> None:
 )
 def test_a_wrong_url_is_one_sentence_without_its_password(url: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse(url)
+        parse(SecretStr(url), "--redis-url")
     sentence = str(caught.value)
     assert sentence.startswith("--redis-url: ")
     assert words in sentence
@@ -86,4 +92,6 @@ def test_a_wrong_url_is_one_sentence_without_its_password(url: str, words: str) 
 
 
 def test_a_password_is_not_shown() -> None:
-    assert "hunter2" not in repr(parse("redis+sentinel://:hunter2@h/main?sentinel_password=hunter2"))
+    assert "hunter2" not in repr(
+        server_of(BusSettings(redis_url="redis+sentinel://:hunter2@h/m?sentinel_password=hunter2"))
+    )

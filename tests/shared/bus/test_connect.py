@@ -13,6 +13,7 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ResponseError
 
 from shared.bus import Bus, EmbeddedServer, open_bus
+from shared.bus.address import server_of
 from shared.bus.connect import Link, connection_factory, is_refusal
 from shared.bus.script import ask, script
 from shared.bus.subscriber import Subscriber
@@ -22,13 +23,13 @@ from tests.shared.bus.conftest import Behind
 
 
 async def test_commands_of_many_tasks_get_their_own_replies(bus_settings: BusSettings) -> None:
-    async with Link(connection_factory(bus_settings, "test")) as link:
+    async with Link(connection_factory(server_of(bus_settings), "test")) as link:
         replies = await asyncio.gather(*(link.send([("ECHO", i), ("ECHO", -i)]) for i in range(2000)))
     assert replies == [[str(i).encode(), str(-i).encode()] for i in range(2000)]
 
 
 async def test_what_the_server_refuses_fails_alone(bus_settings: BusSettings) -> None:
-    async with Link(connection_factory(bus_settings, "test")) as link:
+    async with Link(connection_factory(server_of(bus_settings), "test")) as link:
         good, bad = await asyncio.gather(link.send([("PING",)]), link.send([("NONSENSE",), ("PING",)]))
     assert good == [b"PONG"]
     assert isinstance(bad[0], ResponseError)
@@ -36,14 +37,14 @@ async def test_what_the_server_refuses_fails_alone(bus_settings: BusSettings) ->
 
 
 async def test_what_cannot_be_said_is_its_senders_fault_alone(bus_settings: BusSettings) -> None:
-    async with Link(connection_factory(bus_settings, "test")) as link:
+    async with Link(connection_factory(server_of(bus_settings), "test")) as link:
         replies = await asyncio.gather(link.send([("ECHO", "\ud800")]), link.send([("PING",)]), return_exceptions=True)
     assert isinstance(replies[0], UnicodeEncodeError)
     assert replies[1] == [b"PONG"]
 
 
 async def test_a_sender_that_gives_up_takes_no_reply_of_others(bus_settings: BusSettings) -> None:
-    async with Link(connection_factory(bus_settings, "test")) as link:
+    async with Link(connection_factory(server_of(bus_settings), "test")) as link:
         for i in range(50):
             impatient = asyncio.create_task(link.send([("ECHO", "mine")]))
             for _ in range(i % 7):
@@ -61,7 +62,7 @@ async def test_connections_that_the_server_closed_are_opened_anew(bus: Bus, behi
 
 
 def test_a_connection_that_breaks_under_uvloop_is_opened_anew(bus_settings: BusSettings) -> None:
-    connect = connection_factory(bus_settings, "test")
+    connect = connection_factory(server_of(bus_settings), "test")
     made: list[Any] = []
 
     def remember() -> AbstractConnection:
@@ -141,7 +142,7 @@ async def test_the_connection_to_a_demoted_primary_is_left(
     bus_settings: BusSettings, behind: Behind, words: str
 ) -> None:
     """A name that leads to the new primary moves no connection that is open."""
-    async with Link(connection_factory(bus_settings, "test")) as link:
+    async with Link(connection_factory(server_of(bus_settings), "test")) as link:
 
         async def connections() -> set[int]:
             return {(await link.send([("CLIENT", "ID")]))[0] for _ in range(2 * Link.CONNECTIONS)}
@@ -194,6 +195,8 @@ async def test_whether_a_job_would_be_taken_is_known_without_one(bus: Bus, behin
         ("OOM command not allowed when used memory > 'maxmemory'.", True),
         ("MISCONF Errors writing to the AOF file: No space left on device", True),
         ("BUSY Redis is busy running a script.", True),
+        ("TRYAGAIN Multiple keys request during rehashing of slot", True),
+        ("ERR Script attempted to access a non local key in a cluster node", True),
         ("ERR unknown command", False),
         ("BUSYGROUP Consumer Group name already exists", False),
         ("", False),
@@ -214,5 +217,5 @@ async def test_every_script_states_its_invariant_and_only_a_new_job_needs_memory
     assert (lines[0] == "#!lua flags=allow-oom") is (name not in ("enqueue", "accept"))
     assert any(line.startswith(f"-- {name}: ") for line in lines)
     assert any(line.startswith("-- Invariant: ") for line in lines)
-    async with Link(connection_factory(bus_settings, "test")) as link:
+    async with Link(connection_factory(server_of(bus_settings), "test")) as link:
         assert await ask(link, [script(name).load]) == [script(name).sha.encode()]

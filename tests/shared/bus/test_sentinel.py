@@ -16,9 +16,9 @@ from shared.bus.queue import Chunk
 from shared.bus.taskpool import task_pool
 from shared.errors import BusUnavailable
 from shared.events import Finished, Tokens
-from shared.settings import BusSettings
+from shared.settings import TasksSettings
 from tests.shared.bus.conftest import ANY, eventually, queued, tokens
-from tests.shared.bus.servers import Node, running, until
+from tests.shared.bus.servers import Node, running, until, until_replicated
 
 NAME, PASSWORD, SENTINELS_PASSWORD = "the-primary", "p@ss:w/rd", "s#ntinel"
 FAILOVER_S = 30.0
@@ -59,15 +59,6 @@ class Watched:
     def promoted(self) -> bool:
         return bool(self.replica.client.info("replication")["role"] == "master")
 
-    def replicate(self) -> None:
-        """Returns when the replica has what the primary has."""
-
-        def at(node: Node, field: str) -> int:
-            return int(node.client.info("replication")[field])
-
-        written = at(self.primary, "master_repl_offset")
-        until(lambda: at(self.replica, "slave_repl_offset") >= written)
-
 
 @pytest.fixture
 def watched(tmp_path: Path) -> Iterator[Watched]:
@@ -78,8 +69,8 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
 
 
 @pytest.fixture
-def settings(watched: Watched) -> BusSettings:
-    return BusSettings(redis_url=watched.url, lease_s=10.0)
+def settings(watched: Watched) -> TasksSettings:
+    return TasksSettings(redis_url=watched.url, lease_s=10.0)
 
 
 class Work:
@@ -120,7 +111,7 @@ class Work:
         assert not self.lost
 
 
-async def work_through(watched: Watched, settings: BusSettings, bus: Bus, fail_over: str) -> None:
+async def work_through(watched: Watched, settings: TasksSettings, bus: Bus, fail_over: str) -> None:
     first, second = await queued(bus), await queued(bus)
     [held] = await bus.queue.claim("w1", "m", ANY._replace(interactive=1, bulk=1))
     assert held.job.id == first.id
@@ -136,7 +127,7 @@ async def work_through(watched: Watched, settings: BusSettings, bus: Bus, fail_o
         with keeper:
             keeper.hold(held.lease)
             await work.say(1, "before")
-            await asyncio.to_thread(watched.replicate)
+            await asyncio.to_thread(until_replicated, watched.primary, watched.replica)
             if fail_over == "killed":
                 watched.primary.kill()
             else:
@@ -154,7 +145,7 @@ async def work_through(watched: Watched, settings: BusSettings, bus: Bus, fail_o
 
 @pytest.mark.parametrize("fail_over", ["killed", "replaced"])
 async def test_a_failover_costs_no_job_no_word_and_no_lease(
-    watched: Watched, settings: BusSettings, fail_over: str
+    watched: Watched, settings: TasksSettings, fail_over: str
 ) -> None:
     async with open_bus(settings, name="test") as bus, Redis(connection_pool=task_pool(settings, name="arq")) as arq:
         await bus.check_server()
@@ -173,7 +164,7 @@ async def _set(arq: Redis) -> bool:
         return False
 
 
-async def test_discovery_leaves_no_connection_to_a_sentinel(watched: Watched, settings: BusSettings) -> None:
+async def test_discovery_leaves_no_connection_to_a_sentinel(watched: Watched, settings: TasksSettings) -> None:
     async with open_bus(settings, name="test") as bus, bus.log.follow("job_0_a", expects=True):
         await asyncio.gather(*(bus.ping() for _ in range(16)))
         others = [each for each in watched.sentinel.client.client_list() if each["cmd"] != "client|list"]
@@ -181,7 +172,7 @@ async def test_discovery_leaves_no_connection_to_a_sentinel(watched: Watched, se
 
 
 async def test_a_name_that_no_sentinel_knows_is_said(watched: Watched) -> None:
-    settings = BusSettings(redis_url=watched.url.replace(NAME, "another"))
+    settings = TasksSettings(redis_url=watched.url.replace(NAME, "another"))
     async with open_bus(settings, name="test") as bus:
         with pytest.raises(BusUnavailable, match="no sentinel knows a living primary 'another'"):
             await bus.ping()

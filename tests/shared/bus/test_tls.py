@@ -14,7 +14,7 @@ from shared.bus import open_bus
 from shared.bus.taskpool import task_pool
 from shared.errors import BusUnavailable
 from shared.events import Finished
-from shared.settings import BusSettings, ConfigError
+from shared.settings import ConfigError, TasksSettings
 from tests.shared.bus.conftest import claimed, eventually, keeper, queued
 from tests.shared.bus.servers import Node, running, until
 
@@ -76,9 +76,9 @@ def a_server(folder: Path, authority: Authority, host: str = "IP:127.0.0.1", **o
     )
 
 
-def settings_for(server: Node, **options: object) -> BusSettings:
+def settings_for(server: Node, **options: object) -> TasksSettings:
     query = "&".join(f"{name}={value}" for name, value in options.items())
-    return BusSettings(redis_url=f"rediss://127.0.0.1:{server.port}/0?{query}")
+    return TasksSettings(redis_url=f"rediss://127.0.0.1:{server.port}/0?{query}")
 
 
 async def test_a_job_goes_all_its_way_over_tls(server: Node, authority: Authority) -> None:
@@ -97,11 +97,11 @@ async def test_a_job_goes_all_its_way_over_tls(server: Node, authority: Authorit
         await arq.connection_pool.disconnect()
 
 
-async def _heard(server: Node, settings: BusSettings) -> bool:
+async def _heard(server: Node, settings: TasksSettings) -> bool:
     return bool(server.client.hexists(f"{settings.namespace}:{{p0}}:beats", "w1"))
 
 
-async def check_is_refused(settings: BusSettings, why: str) -> None:
+async def check_is_refused(settings: TasksSettings, why: str) -> None:
     async with open_bus(settings, name="test") as bus:
         for look in (bus.check_server, bus.reach):
             with pytest.raises(ConfigError, match=f"^--redis-url: the server's certificate is not trusted .*{why}"):
@@ -147,10 +147,10 @@ async def test_sentinels_are_asked_over_tls_too(folder: Path, authority: Authori
         sentinel.client.execute_command("SENTINEL", "MONITOR", "main", "127.0.0.1", server.port, 1)
         until(lambda: "disconnected" not in sentinel.client.sentinel_master("main")["flags"])
         url = f"rediss+sentinel://127.0.0.1:{sentinel.port}/main?ssl_ca_certs="
-        async with open_bus(BusSettings(redis_url=f"{url}{authority.file}"), name="test") as bus:
+        async with open_bus(TasksSettings(redis_url=f"{url}{authority.file}"), name="test") as bus:
             await bus.reach()
         other = Authority(folder, "stranger")
-        await check_is_refused(BusSettings(redis_url=f"{url}{other.file}"), "certificate in certificate chain")
+        await check_is_refused(TasksSettings(redis_url=f"{url}{other.file}"), "certificate in certificate chain")
 
 
 @pytest.mark.parametrize("content", [None, "no certificate"])
@@ -159,5 +159,5 @@ async def test_a_ca_file_that_cannot_be_used_is_named(tmp_path: Path, content: s
     if content is not None:
         file.write_text(content)
     with pytest.raises(ConfigError, match=r"^--redis-url: .*ca\.pem"):
-        async with open_bus(BusSettings(redis_url=f"rediss://h?ssl_ca_certs={file}"), name="test"):
+        async with open_bus(TasksSettings(redis_url=f"rediss://h?ssl_ca_certs={file}"), name="test"):
             pass
