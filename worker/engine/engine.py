@@ -136,9 +136,9 @@ class Engine:
         """End all sequences of a job with a failure `cancelled`, before the next decode."""
         self._inbox.send(Cancel(job_id))
 
-    def discard(self, job_id: str, epoch: int = 0) -> None:
+    def discard(self, job_id: str, attempt: int = 0) -> None:
         """Drop all sequences of one attempt at a job without a word: it belongs to another now."""
-        self._inbox.send(Discard(job_id, epoch))
+        self._inbox.send(Discard(job_id, attempt))
 
     def free_slots(self) -> int:
         """How many more tasks would start at once."""

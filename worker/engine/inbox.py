@@ -35,10 +35,10 @@ class Discard(NamedTuple):
     """The tasks of one attempt at a job."""
 
     job_id: str
-    epoch: int
+    attempt: int
 
     def is_meant(self, task: Task) -> bool:
-        return (task.key.job_id, task.key.epoch) == (self.job_id, self.epoch)
+        return (task.key.job_id, task.key.attempt) == (self.job_id, self.attempt)
 
 
 Message = Submit | Cancel | Discard

@@ -70,11 +70,11 @@ def test_a_task_that_was_taken_interrupts_nothing_more() -> None:
 
 
 @pytest.mark.parametrize(
-    ("job_id", "epoch", "meant"), [("a", 1, (True, True)), ("a", 2, (True, False)), ("b", 1, (False, False))]
+    ("job_id", "attempt", "meant"), [("a", 1, (True, True)), ("a", 2, (True, False)), ("b", 1, (False, False))]
 )
 def test_a_cancel_is_meant_for_any_attempt_and_a_discard_for_one(
-    job_id: str, epoch: int, meant: tuple[bool, bool]
+    job_id: str, attempt: int, meant: tuple[bool, bool]
 ) -> None:
-    each: Task = EmbedTask(SequenceKey(job_id, 3, epoch), (1,))
+    each: Task = EmbedTask(SequenceKey(job_id, 3, attempt), (1,))
     assert (Cancel("a").is_meant(each), Discard("a", 1).is_meant(each)) == meant
-    assert task("a", [1]).key.epoch == 0
+    assert task("a", [1]).key.attempt == 0
