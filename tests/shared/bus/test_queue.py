@@ -589,6 +589,17 @@ class TestRelease:
         assert await bus.queue.release(lease)
         assert await behind.fields(job.id) == before
 
+    async def test_a_released_job_that_was_cancelled_ends(self, wide: Bus, behind: Behind) -> None:
+        job = await queued(wide)
+        lease = (await claimed(wide)).lease
+        await wide.queue.cancel(job.id)
+        assert [await wide.queue.release(lease) for _ in range(2)] == [True, True]
+        record = await wide.queue.record(job.id)
+        assert record is not None
+        assert (record.status, record.failure and record.failure.code) == (JobStatus.CANCELLED, "cancelled")
+        assert [fields for _, fields in await behind.log(job.id)][1:] == [{"end": "cancelled"}]
+        assert await wide.queue.claim("w2", "m", ANY, sweep=True) == []
+
     async def test_a_job_can_be_released_for_ever(self, bus: Bus) -> None:
         await queued(bus)
         for _ in range(10):
