@@ -271,6 +271,18 @@ class TestClaim:
         assert (await claimed(bus)).job.id == good.id
         assert await behind.client.xlen(lane) == 1
 
+    @pytest.mark.parametrize("ends_them", ["claim", "reap"])
+    async def test_many_expired_jobs_end_in_many_short_calls(self, bus: Bus, behind: Behind, ends_them: str) -> None:
+        jobs = [await queued(bus, deadline_s=0.0001) for _ in range(300)]
+        await behind.client.config_resetstat()
+        if ends_them == "claim":
+            assert await bus.queue.claim("w1", "m", ANY) == []
+        else:
+            assert await bus.queue.reap() == 300
+        calls = (await behind.client.info("commandstats"))["cmdstat_evalsha"]["calls"]
+        assert calls >= 3
+        assert await status_of(bus, jobs[-1].id) is JobStatus.EXPIRED
+
     async def test_many_dead_entries_do_not_hide_a_live_one(self, bus: Bus) -> None:
         for _ in range(1500):
             await queued(bus, deadline_s=0.0001)
