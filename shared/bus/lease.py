@@ -101,11 +101,12 @@ class LeaseKeeper:
         while not self._stopped.wait(max(0.0, due - time.monotonic())):
             due = time.monotonic() + self._beat_s
             try:
-                self._beat()
+                self.beat()
             except Exception:  # a thread that ends in silence would lose every lease
                 log.exception("a round of renewals failed")
 
-    def _beat(self) -> None:
+    def beat(self) -> None:
+        """One round: says that the worker lives, renews what is held, and tells what was lost. The thread's work."""
         with self._lock:
             held = list(self._held.values())
         if self._is_alive():
