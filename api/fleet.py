@@ -80,7 +80,7 @@ class Fleet:
 
     async def _ask_for_refusal(self) -> str | None:
         try:
-            await self._bus.check_accepts()
+            await self._bus.queue.check_accepts()
         except BusUnavailable as error:
             return error.message
         return None

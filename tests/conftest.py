@@ -11,9 +11,13 @@ from pathlib import Path
 
 import pytest
 import redis
+import structlog
 
 from shared.bus import EmbeddedServer
 from shared.settings import BusSettings
+
+# As in a role that runs: standard output is for what a command has to say.
+structlog.configure(logger_factory=structlog.stdlib.LoggerFactory())
 
 REDIS_SERVER = shutil.which("redis-server")
 

@@ -94,7 +94,7 @@ class Publisher:
             key, event = self._inbox.popleft()
             held = self._held.get(key.job_id)
             # Words of an attempt that was lost in the meantime are nobody's, even if the job came back to us.
-            if held and held.lease.mark == key.epoch:
+            if held and held.lease.mark == key.attempt:
                 held.hear(event)
 
     def _is_time_for_bulk(self) -> bool:

@@ -22,7 +22,7 @@ from shared.bus.lease import LeaseKeeper
 from shared.bus.outbox import Outbox, OutboxRow
 from shared.bus.presence import ModelCard, Presence, SlotState, WorkerState
 from shared.bus.queue import Chunk, Claimed, JobPage, Lease, Queue, Receipt, Verdict, Wake, Wanted
-from shared.bus.script import ask, run, script
+from shared.bus.script import ask
 from shared.bus.subscriber import Subscriber
 from shared.bus.tokenlog import LogEvent, Reader, TokenLog
 from shared.errors import BusUnavailable
@@ -86,11 +86,6 @@ class Bus:
                 log.warning("waiting for the bus", reason=error.message)
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-
-    async def check_accepts(self) -> None:
-        """Returns when a new job would be taken. Raises BusUnavailable when the server is away, is full, only reads or
-        cannot save."""
-        await run(self._link, script("accept"), [script("accept").call((), ())])
 
     async def check_server(self) -> None:
         """Raises ConfigError when jobs would not be safe on this server, BusUnavailable when it does not answer."""

@@ -198,6 +198,11 @@ class Queue:
                 )
         raise AssertionError(reply)
 
+    async def check_accepts(self) -> None:
+        """Returns when a new job would be taken. Raises BusUnavailable when the server is away, is full, only reads or
+        cannot save."""
+        await run(self._link, script("accept"), [script("accept").call((), ())])
+
     async def claim(self, worker_id: str, model: str, wanted: Wanted, *, sweep: bool = False) -> list[Claimed]:
         """Jobs for this worker, each under a lease of its own that must be kept alive; never more than wanted.
 

@@ -173,10 +173,10 @@ def attempts_are_counted(history: History, aftermath: Aftermath) -> Found:
             yield job.id, f"was handed out {job.count('epoch')} times, and the log has {epochs}"
         if not 0 <= job.count("deaths") <= job.count("attempts") <= job.count("epoch"):
             yield job.id, f"has {job.count('attempts')} attempts and {job.count('deaths')} deaths"
-    twice = Counter((attempt.job_id, attempt.epoch) for attempt in history.attempts)
-    for (job_id, epoch), n in twice.items():
+    twice = Counter((attempt.job_id, attempt.mark) for attempt in history.attempts)
+    for (job_id, _), n in twice.items():
         if n > 1:
-            yield job_id, f"came into {n} engines as attempt {epoch}"
+            yield job_id, f"came into {n} engines in one attempt"
 
 
 def the_dead_had_deaths(history: History, aftermath: Aftermath) -> Found:

@@ -128,8 +128,8 @@ class ScriptedEngine:
         failure = Failure.of(Cancelled("the job was cancelled"))
         self._send(lambda: self._end(lambda key: key.job_id == job_id, failure))
 
-    def discard(self, job_id: str, epoch: int = 0) -> None:
-        self._send(lambda: self._end(lambda key: (key.job_id, key.epoch) == (job_id, epoch), None))
+    def discard(self, job_id: str, attempt: int = 0) -> None:
+        self._send(lambda: self._end(lambda key: (key.job_id, key.attempt) == (job_id, attempt), None))
 
     def snapshot(self) -> EngineSnapshot:
         return EngineSnapshot(

@@ -72,7 +72,7 @@ class Attempt(NamedTuple):
 
     pid: int
     job_id: str
-    epoch: int
+    mark: int
 
 
 class Exit(NamedTuple):

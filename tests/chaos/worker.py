@@ -22,7 +22,8 @@ from worker.engine import SequenceKey
 
 class Attempt(NamedTuple):
     job_id: str
-    epoch: int
+    mark: int
+    """What tells it from the job's other attempts."""
 
 
 def work(settings: WorkerSettings, journal: Path, log: Path, scripts: Path | None) -> None:
@@ -36,7 +37,7 @@ def work(settings: WorkerSettings, journal: Path, log: Path, scripts: Path | Non
     descriptor = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def note(key: SequenceKey) -> None:
-        os.write(descriptor, f"{key.job_id} {key.epoch}\n".encode())
+        os.write(descriptor, f"{key.job_id} {key.attempt}\n".encode())
 
     uvloop.run(run(settings, make_engine=partial(ScriptedEngine, note=note)))
 
@@ -44,4 +45,4 @@ def work(settings: WorkerSettings, journal: Path, log: Path, scripts: Path | Non
 def attempts(journal: Path) -> list[Attempt]:
     """What a worker wrote into its journal; nothing when it did not come so far."""
     lines = journal.read_text().splitlines() if journal.exists() else []
-    return [Attempt(job_id, int(epoch)) for job_id, epoch in map(str.split, lines)]
+    return [Attempt(job_id, int(mark)) for job_id, mark in map(str.split, lines)]

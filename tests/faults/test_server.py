@@ -223,7 +223,7 @@ async def test_16_a_primary_that_was_demoted_and_comes_back(site: Site) -> None:
 
 async def test_16_a_server_that_is_loading_is_waited_for(site: Site) -> None:
     client = site.server.client
-    for number in range(300):
+    for number in range(800):
         client.set(f"ballast:{number}", "x" * 1000, ex=600)
     client.bgrewriteaof()  # else it would also load everything that other tests have said
     while client.info("persistence")["aof_rewrite_in_progress"]:  # noqa: ASYNC110 - it sets no event here

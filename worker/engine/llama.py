@@ -435,6 +435,11 @@ class Context:
     ) -> None:
         self.close()
 
+    def warm_up(self) -> None:
+        """Touch the weights once, so that the first request does not wait for the disk. Leaves the cache empty."""
+        self.decode([Piece(0, 0, np.zeros(1, dtype=np.int32), True)])
+        self.clear()
+
     def decode(self, pieces: Sequence[Piece], interrupt: Interrupt | None = None) -> Outcome:
         """Compute the pieces as one batch of at most `n_batch` tokens. Releases the GIL meanwhile."""
         n_outputs = self._batch.fill(pieces)

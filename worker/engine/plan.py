@@ -172,8 +172,8 @@ class Yielding:
 class RowCost:
     """What a decode of rows alone takes: a line through recent ones, `base_ms + n * row_ms`.
 
-    Without knowledge a row is taken to cost its full share of a decode. That is dearer than it can be, and so never
-    gives bulk more room than it has: the line is drawn between that guess and the fit, by how much rows varied.
+    Without knowledge a row is taken to cost its full share of a decode. That is dearer than it can be, so that bulk is
+    never taken to be cheaper than it is: the line is drawn between that guess and the fit, by how much rows varied.
     """
 
     def __init__(self) -> None:
@@ -237,6 +237,10 @@ class Pace:
 
     def expected_ms(self, n_generating: int, n_prefill: int) -> float:
         return self._rows.expected_ms(n_generating) + n_prefill * self.token_ms
+
+    def least_ms(self, n_generating: int, n_prefill: int) -> float:
+        """The same, where too much would be worse than too little."""
+        return self._rows.least_ms(n_generating) + n_prefill * self.token_ms
 
     def prefill_budget(self, n_generating: int, *, is_hurried: bool = True) -> int:
         """Prompt tokens for the next decode beside so many generating rows; hurried when it should soon be over."""

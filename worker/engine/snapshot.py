@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from worker.engine.plan import Plan
+from worker.engine.sequence import Phase, Sequence
+
 
 @dataclass(frozen=True, slots=True)
 class SlotSnapshot:
@@ -19,6 +22,24 @@ class SlotSnapshot:
     n_decoded: int = 0
     n_remain: int = -1
 
+    @classmethod
+    def of(cls, slot: int, sequence: Sequence | None, n_ctx: int) -> SlotSnapshot:
+        """`sequence` is who is in it or was there last. From any thread: counts may be a step apart."""
+        if sequence is None:
+            return cls(id=slot, is_processing=False, n_ctx=n_ctx)
+        is_processing = sequence.phase is not Phase.ENDED
+        return cls(
+            id=slot,
+            is_processing=is_processing,
+            n_ctx=n_ctx,
+            job_id=sequence.task.key.job_id if is_processing else None,
+            n_prompt_tokens=sequence.n_prompt,
+            n_prompt_tokens_processed=sequence.n_prompt_cached,
+            n_prompt_tokens_cache=sequence.n_reused,
+            n_decoded=sequence.n_decoded if is_processing else 0,
+            n_remain=sequence.n_remain if is_processing else -1,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class BatchSnapshot:
@@ -30,6 +51,11 @@ class BatchSnapshot:
     prefilling: tuple[tuple[int, int], ...] = ()
     """(slot, prompt tokens)."""
     n_embedding_inputs: int = 0
+
+    @classmethod
+    def of(cls, plan: Plan[Sequence], step: int) -> BatchSnapshot:
+        generating = tuple(sequence.slot for sequence in plan.generating)
+        return cls(step, generating, tuple((sequence.slot, n_tokens) for sequence, n_tokens in plan.prefill))
 
     @property
     def n_rows(self) -> int:

@@ -16,7 +16,8 @@ class SequenceKey(NamedTuple):
 
     job_id: str
     index: int  # type: ignore[assignment]  # hides tuple.index, which no key needs
-    epoch: int = 0
+    attempt: int = 0
+    """A number that no other attempt at the job has."""
 
 
 @dataclass(frozen=True, slots=True)

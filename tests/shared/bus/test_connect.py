@@ -171,14 +171,14 @@ async def test_a_role_waits_for_a_server_and_then_looks_at_it(tmp_path: Path, po
 
 
 async def test_whether_a_job_would_be_taken_is_known_without_one(bus: Bus, behind: Behind) -> None:
-    await bus.check_accepts()
+    await bus.queue.check_accepts()
     await behind.client.config_set("maxmemory", "1mb")
     try:
         with pytest.raises(BusUnavailable):
-            await bus.check_accepts()
+            await bus.queue.check_accepts()
     finally:
         await behind.client.config_set("maxmemory", "0")
-    await bus.check_accepts()
+    await bus.queue.check_accepts()
 
 
 @pytest.mark.parametrize(

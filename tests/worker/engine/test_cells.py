@@ -1,42 +1,11 @@
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.engine.cells import MIN_SHARED, Cells, Ids, Resident
-
-ROOM = 200
-
-
-class ScriptedCache:
-    """Which positions each sequence has, as llama.cpp would have it. `can_rewind` False: all or nothing goes."""
-
-    def __init__(self, can_rewind: bool = True, n_ids: int = 100) -> None:
-        self.n_ids = n_ids
-        self.lengths: dict[int, int] = {}
-        self.shared: list[tuple[int, int, int, int]] = []
-        self._can_rewind = can_rewind
-
-    def truncate(self, seq_id: int, n_kept: int) -> bool:
-        if not self._can_rewind and 0 < n_kept < self.lengths.get(seq_id, 0):
-            return False
-        self.lengths[seq_id] = min(self.lengths.get(seq_id, 0), n_kept)
-        return True
-
-    def share(self, source: int, target: int, start: int, end: int) -> None:
-        assert self.lengths[source] >= end
-        assert self.lengths.get(target, 0) == start
-        assert 0 <= target < self.n_ids
-        self.lengths[target] = end
-        self.shared.append((source, target, start, end))
-
-
-def buffer(tokens: Sequence[int]) -> Ids:
-    room = np.zeros(ROOM, dtype=np.int32)
-    room[: len(tokens)] = tokens
-    return room
+from tests.worker.engine.parts import ScriptedCache, buffer
+from worker.engine.cells import MIN_SHARED, Cells, Resident
 
 
 class Slots:

@@ -287,12 +287,12 @@ def test_only_the_attempt_that_is_meant_is_discarded(byte_model: Path) -> None:
     said: dict[int, list[EngineEvent]] = {1: [], 2: []}
 
     def look(key: SequenceKey, event: EngineEvent) -> None:
-        said[key.epoch].append(event)
+        said[key.attempt].append(event)
 
     with Recorded(config(byte_model, n_slots=2), look) as recorded:
         old, new = (
-            replace(task("job", prompt(10), n_predict=200, sampling=GREEDY), key=SequenceKey("job", 0, epoch))
-            for epoch in (1, 2)
+            replace(task("job", prompt(10), n_predict=200, sampling=GREEDY), key=SequenceKey("job", 0, attempt))
+            for attempt in (1, 2)
         )
         recorded.submit(old)
         recorded.wait_for(lambda: bool(said[1]))

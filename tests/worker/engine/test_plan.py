@@ -2,7 +2,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from worker.engine.plan import (
@@ -178,6 +178,7 @@ def test_a_turn_that_cannot_be_cut_short_waits_until_it_is_afforded() -> None:
 
 
 @settings(deadline=None, max_examples=50)
+@example(Machine.of(1.0, 1.0, 1.0), [(1, 0, 1), (2, 0, 1)])
 @given(
     st.builds(Machine.of, st.floats(0.1, 50), st.floats(0.01, 30), st.floats(0.1, 1)),
     st.lists(st.tuples(st.integers(1, 8), st.integers(0, 8), st.integers(0, 4)), min_size=1, max_size=6),
@@ -193,7 +194,7 @@ def test_people_are_stretched_seldom_and_bulk_is_never_stopped(
         n_unserved = 0
         for step in range(2 * OWN_TURN_EVERY):
             alone = plan_batch(people, 512, 0)
-            room = yielding.room(pace.expected_ms(n_people, 0), is_awaited=False)
+            room = yielding.room(pace.least_ms(n_people, 0), is_awaited=False)
             yielding.took_turn() if room.must_serve else yielding.passed()
             turned = bulk[step % len(bulk) :] + bulk[: step % len(bulk)] if bulk else []
             plan = with_bulk(alone, turned, room, pace, **BESIDE)
@@ -214,7 +215,7 @@ def test_what_was_learnt_on_a_busy_machine_is_unlearnt_beside_bulk(bulk: Demand)
     pace, quick = Machine(60.0, 20.0, 20.0).learnt(), Machine(6.0, 5.0, 5.0)
     yielding = Yielding()
     for _ in range(1000):
-        room = yielding.room(pace.expected_ms(1, 0), is_awaited=False)
+        room = yielding.room(pace.least_ms(1, 0), is_awaited=False)
         yielding.took_turn() if room.must_serve else yielding.passed()
         quick.teach(pace, with_bulk(Plan((ROW,)), [bulk] * 4, room, pace, **BESIDE))
     assert pace.expected_ms(1, 0) == pytest.approx(11.0, rel=0.1)

@@ -1,0 +1,152 @@
+"""What is computed next, without a model."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from shared.jobs import Lane
+from tests.worker.engine.harness import task
+from tests.worker.engine.parts import buffer, sequence_in
+from worker.engine import EmbedTask, SequenceKey
+from worker.engine.cells import Resident
+from worker.engine.lanes import Ageing, Lanes
+from worker.engine.plan import OWN_TURN_EVERY, TARGET_MS, TARGET_UNHURRIED_MS, Pace, Plan
+from worker.engine.schedule import Schedule
+from worker.engine.sequence import Discarded, Sequence
+
+N_BATCH = 512
+PERSON, BULK = Lane.INTERACTIVE, Lane.BULK
+
+
+def prefilling(slot: int, lane: Lane, n_prompt: int = 150) -> Sequence:
+    known = [65] * n_prompt
+    return sequence_in(Resident(slot, buffer(known), n_prompt), task(str(slot), known, lane=lane))
+
+
+def generating(slot: int, lane: Lane) -> Sequence:
+    sequence = prefilling(slot, lane, 10)
+    sequence.computed(10, 0.0)
+    sequence.choose(65, 0.0)
+    return sequence
+
+
+def inputs(*lanes: Lane, n_tokens: int = 50, since: float | None = None) -> Lanes[EmbedTask]:
+    waiting: Lanes[EmbedTask] = Lanes()
+    for at, lane in enumerate(lanes):
+        key = SequenceKey("list", at)
+        waiting.add(EmbedTask(key, (65,) * n_tokens, lane=lane), time.monotonic() if since is None else since)
+    return waiting
+
+
+def schedule(age_s: float = 1e6) -> Schedule:
+    return Schedule(N_BATCH, Ageing(age_s, 1e6))
+
+
+def pace(token_ms: float = 10.0) -> Pace:
+    learnt = Pace(N_BATCH)
+    learnt.observe(1, 0, 10.0)
+    learnt.observe(0, 100, 100 * token_ms)
+    return learnt
+
+
+def who(plan: Plan[Sequence]) -> list[int]:
+    return [sequence.slot for sequence, _ in plan.shares]
+
+
+def test_suspects_are_tried_one_at_a_time_unless_they_have_ended() -> None:
+    running, asked = [generating(slot, PERSON) for slot in range(4)], schedule()
+    asked.suspect(running[:3])
+    running[1].end(Discarded())
+    assert not asked.is_turn_to_embed(inputs(PERSON), running, pace(), 10.0)
+    assert [who(asked.plan(running, pace())) for _ in range(2)] == [[2], [0]]
+    assert who(asked.plan([running[0], *running[2:]], pace())) == [0, 2, 3]
+
+
+def test_without_room_half_as_much_is_planned_until_a_decode_succeeds() -> None:
+    running, asked, quick = [prefilling(0, PERSON)], schedule(), pace(0.1)
+    sizes = []
+    for _ in range(3):
+        sizes.append(asked.plan(running, quick).n_prefill)
+        asked.plan_less(sizes[-1])
+    asked.decoded()
+    assert [*sizes, asked.plan(running, quick).n_prefill] == [150, 75, 37, 150]
+
+
+def test_decodes_of_bulk_alone_are_short_after_a_person_came() -> None:
+    running, asked = [prefilling(0, BULK)], schedule()
+    long = asked.plan(running, pace()).n_prefill
+    asked.hurry(time.monotonic())
+    short = asked.plan(running, pace()).n_prefill
+    assert long == pytest.approx(TARGET_UNHURRIED_MS / 10.0, abs=2)
+    assert short == pytest.approx(TARGET_MS / 10.0, abs=32)
+    assert short < long
+
+
+def test_beside_people_the_bulk_goes_first_that_was_served_the_longest_ago() -> None:
+    people, rows = [generating(slot, PERSON) for slot in range(8)], [generating(slot, BULK) for slot in (8, 9)]
+    asked = Schedule(len(people) + 1, Ageing(1e6, 1e6))  # with room for one row more
+    learnt = pace()
+    learnt.observe(8, 0, 80.0)
+    served: list[int] = []
+    for at in range(OWN_TURN_EVERY):
+        for sequence in asked.plan([*people, *rows], learnt).generating[len(people) :]:
+            sequence.served_at = float(at + 1)
+            served.append(sequence.slot)
+    assert served[:4] == [8, 9, 8, 9]
+
+
+@pytest.mark.parametrize("lane", list(Lane))
+def test_batches_and_embeddings_of_a_lane_take_turns(lane: Lane) -> None:
+    running, waiting, asked = [generating(0, lane)], inputs(lane), schedule()
+    turns = []
+    for _ in range(6):
+        turns.append(asked.is_turn_to_embed(waiting, running, pace(), 10.0))
+        if turns[-1]:
+            asked.embedded(lane)
+        else:
+            asked.plan(running, pace())
+    assert turns == [True, False] * 3
+
+
+def test_inputs_alone_have_every_turn() -> None:
+    asked = schedule()
+    for _ in range(3):
+        assert asked.is_turn_to_embed(inputs(BULK), [], pace(), 10.0)
+        asked.embedded(BULK)
+    assert not asked.is_turn_to_embed(inputs(), [], pace(), 10.0)
+
+
+def test_bulk_inputs_wait_for_people_until_their_turn_is_due_and_afforded() -> None:
+    running, cheap, dear, asked = [generating(0, PERSON)], inputs(BULK, n_tokens=1), inputs(BULK), schedule()
+    for _ in range(OWN_TURN_EVERY):
+        assert not asked.is_turn_to_embed(cheap, running, pace(), 10.0)
+        asked.plan(running, pace())
+    assert asked.is_turn_to_embed(cheap, running, pace(), 10.0)
+    assert not asked.is_turn_to_embed(dear, running, pace(), 10.0)
+    asked.embedded(BULK)
+    assert not asked.is_turn_to_embed(cheap, running, pace(), 10.0)
+
+
+def test_rows_of_bulk_wait_for_inputs_of_people_until_their_turn_is_due() -> None:
+    running, waiting, asked = [generating(0, BULK)], inputs(PERSON), schedule()
+    for _ in range(OWN_TURN_EVERY):
+        assert asked.is_turn_to_embed(waiting, running, pace(), 10.0)
+        asked.embedded(PERSON)
+    assert not asked.is_turn_to_embed(waiting, running, pace(), 10.0)
+    asked.plan(running, pace())
+    assert asked.is_turn_to_embed(waiting, running, pace(), 10.0)
+
+
+def test_a_turn_of_inputs_is_as_long_as_a_prefill_but_bulk_beside_people_has_one_input() -> None:
+    n_a_prefill = pace().prefill_budget(0, is_hurried=False)
+    assert schedule().next_to_embed(inputs(BULK), [], pace()) == (BULK, n_a_prefill)
+    assert schedule().next_to_embed(inputs(BULK, PERSON), [], pace()) == (PERSON, n_a_prefill)
+    assert schedule().next_to_embed(inputs(BULK), [generating(0, PERSON)], pace()) == (BULK, 1)
+
+
+def test_a_bulk_input_that_has_waited_too_long_goes_before_those_of_people() -> None:
+    asked, waiting = schedule(age_s=30.0), inputs(BULK, PERSON, since=time.monotonic() - 60.0)
+    assert asked.next_to_embed(waiting, [], pace()) == (BULK, 1)
+    assert asked.next_to_embed(waiting, [], pace())[0] is PERSON

@@ -1,0 +1,99 @@
+"""What comes of a task before its first decode: a refusal, an answer at once, or a sequence in a slot.
+
+Knows the model and the cells; nothing of lanes, of batches, or of who goes first.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from shared.errors import InvalidRequest, PromptTooLong, SlotstreamError
+from shared.events import Answer, StopType, Timings
+from shared.jobs import Lane
+from worker.engine.cells import Cells
+from worker.engine.llama import Model
+from worker.engine.sampling import Sampler
+from worker.engine.scribe import answer
+from worker.engine.sequence import Clock, Completed, Limits, Sequence
+from worker.engine.task import GenerateTask
+from worker.engine.transcript import Transcript
+
+
+class Launcher:
+    """`n_ctx_slot` is the longest that a sequence can get, in tokens: a prompt must be shorter."""
+
+    def __init__(self, model: Model, cells: Cells, n_ctx_slot: int) -> None:
+        self._model = model
+        self._cells = cells
+        self._n_ctx_slot = n_ctx_slot
+
+    def check(self, task: GenerateTask) -> SlotstreamError | None:
+        """What would harm others if it got further. Intake says the same, earlier and better."""
+        n_prompt, n_ctx = len(task.prompt), self._n_ctx_slot
+        if not self._model.has_tokens((*task.prompt, *task.produced)):
+            return InvalidRequest("the prompt contains invalid tokens", param="prompt")
+        if n_prompt >= n_ctx:
+            return PromptTooLong(
+                f"the prompt has {n_prompt} tokens, which exceeds the available context size of {n_ctx} tokens",
+                n_prompt_tokens=n_prompt,
+                n_ctx=n_ctx,
+            )
+        return None
+
+    def answer_at_once(self, task: GenerateTask) -> Answer | None:
+        """The answer to a task that needs no decode: an empty prompt, or an earlier attempt that got to the end."""
+        if task.prompt and not task.produced:
+            return None
+        transcript = self._transcript(task)
+        ending = self._ending(task, transcript)
+        if ending is None:
+            return None
+        transcript.flush()
+        timings = Timings(queue_ms=task.queue_ms, cache_n=len(task.prompt), predicted_n=len(transcript.ids))
+        return answer(task, transcript, ending, timings, self._model.detokenize)
+
+    def launch(self, task: GenerateTask, since: float) -> Sequence:
+        """Give a task that waits since then (monotonic seconds) a slot; one must be idle."""
+        known = task.prompt + task.produced
+        tokens = np.zeros(self._n_ctx_slot, dtype=np.int32)
+        tokens[: len(known)] = known
+        resident = self._cells.place(
+            tokens, len(known), may_reuse=task.request.cache_prompt, is_patient=task.lane is Lane.BULK
+        )
+        assert resident is not None
+        sampler = Sampler(task.request.sampling, task.seed, n_vocab=self._model.facts.n_vocab, eog=self._model.eog)
+        for token in known:
+            sampler.accept(token)
+        transcript = self._transcript(task)
+        now = time.monotonic()
+        return Sequence(
+            task,
+            resident,
+            sampler,
+            transcript,
+            self._limits(task),
+            Clock(queue_ms=task.queue_ms + (now - since) * 1e3, started=now),
+            resident.slot,
+            waits_since=since,
+            placed_at=now,
+        )
+
+    def _ending(self, task: GenerateTask, transcript: Transcript) -> Completed | None:
+        """How a task is complete with what an earlier attempt produced; None while there is more to come."""
+        if not task.prompt:
+            return Completed(StopType.LIMIT)
+        if transcript.stopping_word:
+            return Completed(StopType.WORD)
+        n_decoded = len(task.produced)
+        return self._limits(task).ending(task.produced[-1], n_decoded, len(task.prompt) + n_decoded)
+
+    def _limits(self, task: GenerateTask) -> Limits:
+        return Limits(self._n_ctx_slot, task.request.n_predict, self._model.eog)
+
+    def _transcript(self, task: GenerateTask) -> Transcript:
+        """As it stands after what an earlier attempt produced."""
+        transcript = Transcript(task.request.stop, self._model.token_bytes)
+        transcript.replay(task.produced)
+        return transcript

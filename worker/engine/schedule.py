@@ -1,0 +1,124 @@
+"""What is computed next: a batch or inputs to embed, whose, and how much at once.
+
+Batches and embeddings take turns; in both, bulk yields to people as far as its own turns allow. Decides only, for the
+decode thread: knows nothing of llama.cpp, cells or text.
+"""
+
+from __future__ import annotations
+
+import time
+
+from shared.jobs import Lane
+from worker.engine.lanes import Ageing, Lanes
+from worker.engine.plan import Pace, Plan, Yielding, plan_batch, with_bulk
+from worker.engine.sequence import Sequence
+from worker.engine.task import EmbedTask
+
+HURRY_S = 60.0
+"""People come in bursts: for so long after one, decodes stay short for the next."""
+
+
+class Schedule:
+    """Asked once per turn; what it remembers is how the turns before went.
+
+    It is told by turns what each is about: `running` are the sequences that have a slot, `inputs` wait to be embedded,
+    and `pace` knows what a decode costs. `ageing` is that of the inputs.
+    """
+
+    def __init__(self, n_batch: int, ageing: Ageing) -> None:
+        self._n_batch = self._max_prefill = n_batch
+        self._suspects: list[Sequence] = []
+        self._yielding = Yielding()
+        self._embed_yielding = Yielding()
+        self._embed_ageing = ageing
+        self._has_embedded = False
+        self._hurried_until = 0.0
+
+    def plan(self, running: list[Sequence], pace: Pace) -> Plan[Sequence]:
+        """What goes into the next decode. After a failed one its sequences are tried one at a time."""
+        self._has_embedded = False
+        while self._suspects:
+            suspect = self._suspects.pop()
+            if suspect.has_slot:
+                return plan_batch([suspect], self._n_batch, self._n_batch)
+        if people := _people(running):
+            return self._plan_beside(people, running, pace)
+        self._yielding.took_turn()
+        n_prefill = self._n_prefill(running, pace, is_hurried=self._have_people_come())
+        return plan_batch(running, self._n_batch, n_prefill)
+
+    def decoded(self) -> None:
+        """What was planned had room: the next may be as large as any."""
+        self._max_prefill = self._n_batch
+
+    def plan_less(self, n_prefill: int) -> None:
+        """There was no room for so many tokens of prompts: plan half of them, until a decode succeeds."""
+        self._max_prefill = n_prefill // 2
+
+    def suspect(self, sequences: list[Sequence]) -> None:
+        """One of these made a decode fail: each has one of the next for itself."""
+        self._suspects = sequences
+
+    def hurry(self, at: float) -> None:
+        """A person came at that time (monotonic seconds), so that another may well come soon."""
+        self._hurried_until = at + HURRY_S
+
+    def is_turn_to_embed(self, inputs: Lanes[EmbedTask], running: list[Sequence], pace: Pace, decode_ms: float) -> bool:
+        """In turns with batches, when there is both; but bulk of the one kind waits for people of the other, as far as
+        its own turns allow. Sequences under suspicion are cleared first."""
+        if not len(inputs) or self._suspects:
+            return False
+        have_people, is_for_people = bool(_people(running)), inputs.count(Lane.INTERACTIVE) > 0
+        if have_people and not is_for_people:
+            cost_ms = pace.expected_ms(0, len(inputs.first(Lane.BULK).tokens))
+            return self._embed_yielding.is_due(decode_ms, cost_ms)
+        if is_for_people and not have_people and running:
+            return not self._yielding.is_due()
+        return not (running and self._has_embedded)
+
+    def next_to_embed(self, inputs: Lanes[EmbedTask], running: list[Sequence], pace: Pace) -> tuple[Lane, int]:
+        """Whose turn it is, and for how many tokens: as many as a prefill could have, but one input at least. Bulk that
+        goes before people, or beside them, has one input."""
+        now = time.monotonic()
+        have_people = bool(_people(running))
+        n_tokens = pace.prefill_budget(len(running), is_hurried=self._have_people_come() or have_people)
+        if not inputs.count(Lane.INTERACTIVE):
+            return Lane.BULK, 1 if have_people else n_tokens
+        if self._embed_ageing.is_due(inputs.since(Lane.BULK), now):
+            self._embed_ageing.begin(now)
+            return Lane.BULK, 1
+        return Lane.INTERACTIVE, n_tokens
+
+    def embedded(self, lane: Lane) -> None:
+        """A turn of embeddings went by."""
+        self._has_embedded = True
+        if lane is Lane.INTERACTIVE:
+            self._yielding.passed()
+        else:
+            self._embed_yielding.took_turn()
+
+    def _plan_beside(self, people: list[Sequence], running: list[Sequence], pace: Pace) -> Plan[Sequence]:
+        """People first, and of bulk what does not hold them up, beginning with who was served the longest ago."""
+        is_streaming = any(sequence.is_generating for sequence in people)
+        plan = plan_batch(people, self._n_batch, self._n_prefill(people, pace, is_hurried=is_streaming))
+        bulk = sorted((sequence for sequence in running if sequence.is_bulk), key=lambda each: each.served_at)
+        people_ms = pace.least_ms(len(plan.generating), plan.n_prefill)
+        room = self._yielding.room(people_ms, is_awaited=any(sequence.is_awaited for sequence in people))
+        if room.must_serve and bulk:
+            self._yielding.took_turn()
+        else:
+            self._yielding.passed()
+        self._embed_yielding.passed()
+        return with_bulk(plan, bulk, room, pace, n_batch=self._n_batch, n_prefill=self._max_prefill)
+
+    def _n_prefill(self, sequences: list[Sequence], pace: Pace, *, is_hurried: bool) -> int:
+        n_generating = sum(sequence.is_generating for sequence in sequences)
+        return min(pace.prefill_budget(n_generating, is_hurried=is_hurried), self._max_prefill)
+
+    def _have_people_come(self) -> bool:
+        """Lately, so that another may well come soon."""
+        return time.monotonic() < self._hurried_until
+
+
+def _people(running: list[Sequence]) -> list[Sequence]:
+    return [sequence for sequence in running if not sequence.is_bulk]
