@@ -291,7 +291,7 @@ class Machine(RuleBasedStateMachine):
                 self.client.delete(self.keys.job(job_id), self.keys.log(job_id))
 
     @while_a_job_is_alive
-    @rule(job_id=jobs, what=often(cancel=1, enqueue_again=1, page=1, reap=1, flush_scripts=1))
+    @rule(job_id=jobs, what=often(cancel=1, enqueue_again=1, page=1, reap=3, flush_scripts=1))
     def tend(self, job_id: str, what: str) -> None:
         """A client, with a job that it knows, or a caretaker."""
         known = self.model.jobs[job_id]
