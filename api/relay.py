@@ -98,9 +98,16 @@ class Stream:
 
     async def _relay(self, source: Source, send: Send, early: Sequence[Heard]) -> None:
         await _write(send, b"".join(self._shape.say(heard) for heard in early))
+        silent_until = time.monotonic() + self._keep_alive_s
         while not source.is_over:
-            heard = await source.next(self._keep_alive_s)
-            await _write(send, sse.KEEP_ALIVE if heard is None else self._shape.say(heard))
+            heard = await source.next(max(0.0, silent_until - time.monotonic()))
+            chunk = b"" if heard is None else self._shape.say(heard)
+            # Not all that is heard is said: how a long prompt gets on is silence to most.
+            if not chunk and time.monotonic() >= silent_until:
+                chunk = sse.KEEP_ALIVE
+            if chunk:
+                await _write(send, chunk)
+                silent_until = time.monotonic() + self._keep_alive_s
         await _write(send, self._shape.end())
 
 

@@ -6,6 +6,7 @@ Nothing here cancels a job but the request to cancel it.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -105,7 +106,8 @@ class JobEvents:
 
     async def next(self, timeout_s: float) -> Heard | None:
         """Only what has a number."""
-        while (said := await self._reader.next(timeout_s)) is not None:
+        until = time.monotonic() + timeout_s
+        while (said := await self._reader.next(max(0.0, until - time.monotonic()))) is not None:
             if isinstance(said.event, Finished):
                 self.is_over = True
                 self._record = await self._queue.record(self._record.id) or self._record

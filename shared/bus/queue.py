@@ -322,13 +322,17 @@ class Queue:
         for _ in range(PAGE_STEPS):
             places = await self._older(tenant, before)
             matching = await self._matching(places, status)
-            found = await asyncio.gather(*map(self.record, matching[: limit + 1 - len(records)]))
+            read, unread = matching[: limit + 1 - len(records)], matching[limit + 1 - len(records) :]
+            found = await asyncio.gather(*(self.record(place.job_id) for place in read))
             records += [record for record in found if record is not None]
             if len(records) > limit:
                 return JobPage(records[:limit], True, records[limit - 1].id)
-            if len(places) < PAGE_STEP:
+            if unread:
+                before = read[-1]  # some of those that were read have gone meanwhile: others take their places
+            elif len(places) < PAGE_STEP:
                 return JobPage(records, False, records[-1].id if records else None)
-            before = places[-1]
+            else:
+                before = places[-1]
         return JobPage(records, True, before.job_id)
 
     async def reap(self) -> int:
@@ -493,10 +497,14 @@ class Queue:
         )
 
     async def _place(self, tenant: str, job_id: str) -> _Place:
-        record = await self.record(job_id)
-        if record is None or record.tenant != tenant:
+        """From the index: it still has the places of jobs that have gone since they were listed."""
+        created_ms = None
+        with suppress(ValueError):
+            index = self._keys.index(partition_of(job_id), tenant)
+            [created_ms] = await ask(self._link, [("ZSCORE", index, job_id)])
+        if created_ms is None:
             raise UnknownJob(f"There is no job {job_id!r}.")
-        return _Place(round(record.created_at * 1000), job_id)
+        return _Place(int(created_ms), job_id)
 
     async def _older(self, tenant: str, before: _Place) -> list[_Place]:
         """The PAGE_STEP youngest of a tenant's jobs that are older, youngest first."""
@@ -516,13 +524,13 @@ class Queue:
                 return found
             offset += PAGE_STEP  # many were made in one millisecond
 
-    async def _matching(self, places: Sequence[_Place], status: JobStatus | None) -> list[str]:
-        """The ids of those that still exist, and have the status that is asked for."""
+    async def _matching(self, places: Sequence[_Place], status: JobStatus | None) -> list[_Place]:
+        """Those that still exist, and have the status that is asked for."""
         if not places:
             return []
         states = await ask(self._link, [("HGET", self._keys.job(place.job_id), "status") for place in places])
         return [
-            place.job_id
+            place
             for place, state in zip(places, states, strict=True)
             if state is not None and (status is None or state.decode() == status)
         ]

@@ -1,7 +1,8 @@
 """A worker that does as its prompts say: a peer on the real bus, with a script instead of a model.
 
 `say a|b|c` speaks three tokens. `hold a|b` speaks one, waits for `go`, then speaks on. `shut a` says nothing at all,
-not even that it took the job, before `go`. `long` is refused as too long, `die a|b` ends as a job whose workers died.
+not even that it took the job, before `go`. `read a` tells every few milliseconds how it gets on with its prompt, before
+`go`. `long` is refused as too long, `die a|b` ends as a job whose workers died.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from shared.events import (
     Failure,
     Finished,
     Part,
+    Progress,
     StopType,
     Timings,
     Tokens,
@@ -145,6 +147,8 @@ class Performance:
         if verb == "shut":
             await self._wait_for_go()
         await self._append(accepted=Accepted(prompt_tokens=7, n_ctx=N_CTX))
+        if verb == "read":
+            await self._tell_of_progress()
         said = await self._speak(text.split("|"), holds=verb == "hold")
         if self.is_cancelled:
             return Finished(status="cancelled", failure=Failure.of(Cancelled("The job was cancelled")))
@@ -181,8 +185,17 @@ class Performance:
                 task.cancel()
         self.is_cancelled = self.worker.cancelled[self.claimed.job.id].is_set()
 
-    async def _append(self, *events: Tokens, accepted: Accepted | None = None) -> None:
-        chunk = Chunk(self.claimed.lease, self.next_event, events, accepted=accepted)
+    async def _tell_of_progress(self) -> None:
+        processed = 0
+        while not self.worker.go.is_set():
+            processed += 1
+            await self._append(progress=Progress(total=10**6, cache=0, processed=processed, time_ms=processed))
+            await asyncio.sleep(0.005)
+
+    async def _append(
+        self, *events: Tokens, accepted: Accepted | None = None, progress: Progress | None = None
+    ) -> None:
+        chunk = Chunk(self.claimed.lease, self.next_event, events, accepted=accepted, progress=progress)
         (verdict,) = await self.worker.bus.queue.append([chunk])
         self.next_event += len(events)
         if verdict is Verdict.CANCEL:

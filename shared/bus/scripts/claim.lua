@@ -21,6 +21,7 @@ local handed = {}
 local handed_cost = 0 -- what they take from their tenants' shares
 local no_longer_queued = {} -- counts of the load hash -> how many fewer
 local looks = 1000 -- entries looked at in one call: a script makes everybody wait
+local LOOKS_OF_AN_ENDING = 10 -- as long as it takes
 local cleared = 0 -- of them, what is gone now
 
 local function discard(stream, entry)
@@ -31,6 +32,7 @@ end
 
 local function end_without_answer(id, status, code, message)
   end_job(prefix, id, now, status, without_answer(status, code, message))
+  looks = looks - LOOKS_OF_AN_ENDING
   cleared = cleared + 1
 end
 

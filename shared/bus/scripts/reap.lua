@@ -5,7 +5,7 @@
 -- uses: clock ending
 local due, lanes = KEYS[1], KEYS[2]
 local prefix, lease_ms = ARGV[1], tonumber(ARGV[2])
-local MOST = 500 -- jobs in one call: a script makes everybody wait
+local MOST = 100 -- jobs in one call: a script makes everybody wait
 local SILENCE_MS = math.max(600000, 10 * lease_ms) -- after which a consumer is gone
 
 local now = clock()
@@ -103,8 +103,11 @@ local function forget_silent_workers()
 end
 
 local ended, looked_at = end_overdue()
+if looked_at == MOST then
+  return {ended, 1} -- tidied once, after the last of them
+end
 forget_silent_workers()
 for _, member in ipairs(redis.call('SMEMBERS', lanes)) do
   tidy_lane(member)
 end
-return {ended, looked_at == MOST and 1 or 0}
+return {ended, 0}

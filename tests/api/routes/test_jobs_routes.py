@@ -212,9 +212,12 @@ async def test_the_maker_that_leaves_cancels_nothing(api: Api, worker: ScriptedW
     assert (await read_events(api, job_id))[-1].name == "done"
 
 
-async def test_silence_in_events_is_filled_with_comments(settings: ApiSettings, worker: ScriptedWorker) -> None:
-    async with serve(settings.model_copy(update={"keep_alive_s": 0.05})) as api:
-        job = await make(api, completion("shut a"))
+@pytest.mark.parametrize("prompt", ["shut a", "read a"])
+async def test_silence_in_events_is_filled_with_comments(
+    settings: ApiSettings, worker: ScriptedWorker, prompt: str
+) -> None:
+    async with serve(settings.model_copy(update={"keep_alive_s": 0.2})) as api, asyncio.timeout(10):
+        job = await make(api, completion(prompt))
         lines: list[str] = []
         async with api.client.stream("GET", f"/v1/jobs/{job['id']}/events") as response:
             async for line in response.aiter_lines():

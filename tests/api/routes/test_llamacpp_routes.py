@@ -222,6 +222,20 @@ async def test_silence_is_filled_with_comments_after_the_wait_for_a_worker(
     assert [piece["content"] for piece in data(lines)] == ["a", "b", ""]
 
 
+async def test_a_long_prompt_whose_progress_nobody_asked_for_is_silence_too(
+    settings: ApiSettings, worker: ScriptedWorker
+) -> None:
+    lines: list[str] = []
+    async with serve(settings.model_copy(update={"keep_alive_s": 0.2})) as api, asyncio.timeout(10):
+        request = {"prompt": "read a", "stream": True}
+        async with api.client.stream("POST", "/completion", json=request) as response:
+            async for line in response.aiter_lines():
+                lines.append(line)
+                if lines.count(": keep-alive") == 2:
+                    worker.go.set()
+    assert [piece["content"] for piece in data(lines)] == ["a", ""]
+
+
 async def test_the_deadline_ends_a_request_that_nobody_works_on(settings: ApiSettings, bus: Bus) -> None:
     await ScriptedWorker(bus).announce("loading")
     async with serve(settings.model_copy(update={"deadline_s": 0.2})) as api:

@@ -271,6 +271,18 @@ class TestClaim:
         assert (await claimed(bus)).job.id == good.id
         assert await behind.client.xlen(lane) == 1
 
+    @pytest.mark.parametrize("ends_them", ["claim", "reap"])
+    async def test_many_expired_jobs_end_in_many_short_calls(self, bus: Bus, behind: Behind, ends_them: str) -> None:
+        jobs = [await queued(bus, deadline_s=0.0001) for _ in range(300)]
+        await behind.client.config_resetstat()
+        if ends_them == "claim":
+            assert await bus.queue.claim("w1", "m", ANY) == []
+        else:
+            assert await bus.queue.reap() == 300
+        calls = (await behind.client.info("commandstats"))["cmdstat_evalsha"]["calls"]
+        assert calls >= 3
+        assert await status_of(bus, jobs[-1].id) is JobStatus.EXPIRED
+
     async def test_many_dead_entries_do_not_hide_a_live_one(self, bus: Bus) -> None:
         for _ in range(1500):
             await queued(bus, deadline_s=0.0001)
@@ -589,6 +601,17 @@ class TestRelease:
         assert await bus.queue.release(lease)
         assert await behind.fields(job.id) == before
 
+    async def test_a_released_job_that_was_cancelled_ends(self, wide: Bus, behind: Behind) -> None:
+        job = await queued(wide)
+        lease = (await claimed(wide)).lease
+        await wide.queue.cancel(job.id)
+        assert [await wide.queue.release(lease) for _ in range(2)] == [True, True]
+        record = await wide.queue.record(job.id)
+        assert record is not None
+        assert (record.status, record.failure and record.failure.code) == (JobStatus.CANCELLED, "cancelled")
+        assert [fields for _, fields in await behind.log(job.id)][1:] == [{"end": "cancelled"}]
+        assert await wide.queue.claim("w2", "m", ANY, sweep=True) == []
+
     async def test_a_job_can_be_released_for_ever(self, bus: Bus) -> None:
         await queued(bus)
         for _ in range(10):
@@ -885,6 +908,52 @@ class TestPages:
         index = behind.keys.index(0, "default")
         assert await behind.client.zcard(index) < 50
         assert await behind.client.pttl(index) > 0
+
+    async def test_a_page_may_begin_behind_a_job_that_is_gone(self, wide: Bus, behind: Behind) -> None:
+        jobs = [await queued(wide, is_durable=True) for _ in range(5)]
+        first = await wide.queue.page("default", limit=2)
+        assert first.last_id is not None
+        await behind.client.delete(behind.keys.job(first.last_id))
+        second = await wide.queue.page("default", limit=10, after=first.last_id)
+        listed = [record.id for record in first.records + second.records]
+        assert sorted(listed) == sorted(job.id for job in jobs)
+
+    async def test_a_search_that_pauses_among_the_gone_goes_on(
+        self, bus: Bus, behind: Behind, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("shared.bus.queue.PAGE_STEPS", 1)
+        monkeypatch.setattr("shared.bus.queue.PAGE_STEP", 4)
+        oldest = await queued(bus, is_durable=True)
+        for _ in range(30):
+            await queued(bus, is_durable=True)
+        index = behind.keys.index(0, "default")
+        for gone in await behind.client.zrange(index, 1, -1):
+            await behind.client.delete(behind.keys.job(gone.decode()))
+        page = await bus.queue.page("default")
+        assert page.has_more
+        seen: list[str] = []
+        while page.has_more:
+            page = await bus.queue.page("default", after=page.last_id)
+            seen += [record.id for record in page.records]
+        assert seen == [oldest.id]
+
+    async def test_jobs_that_go_while_a_page_is_read_hide_no_others(
+        self, bus: Bus, behind: Behind, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ids = {(await queued(bus, is_durable=True)).id for _ in range(10)}
+        [newest] = [record.id for record in (await bus.queue.page("default", limit=1)).records]
+        match = bus.queue._matching
+
+        async def lose_one(*arguments: Any) -> Any:
+            matching = await match(*arguments)
+            await behind.client.delete(behind.keys.job(newest))
+            return matching
+
+        monkeypatch.setattr(bus.queue, "_matching", lose_one)
+        page = await bus.queue.page("default", limit=4)
+        rest = await bus.queue.page("default", limit=10, after=page.last_id)
+        assert (len(page.records), page.has_more) == (4, True)
+        assert {record.id for record in page.records + rest.records} == ids - {newest}
 
     async def test_a_page_begins_only_behind_a_job_of_the_tenant(self, bus: Bus) -> None:
         other = await queued(bus, is_durable=True, tenant="other")
