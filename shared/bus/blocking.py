@@ -18,6 +18,8 @@ class BlockingClients:
         self._server, self._name, self._timeout_s = server, name, timeout_s
         self._clients: dict[Host | None, redis.Redis] = {}
         self._owners: dict[int, Host] = {}
+        self._hosts = list(server.hosts)
+        """Who is asked for the owners, the one that answered last first: those who are away cost their whole wait."""
 
     def of(self, key: str) -> redis.Redis:
         """Of whoever has this key. Raises RedisError and OSError when that cannot be found out."""
@@ -48,12 +50,13 @@ class BlockingClients:
 
     def _look(self) -> None:
         fault: Exception = RedisError("the cluster has no nodes")
-        for host in [*filter(None, self._clients), *self._server.hosts]:
+        for host in self._hosts:
             try:
                 reply = self._client(host).execute_command("CLUSTER", "SLOTS")  # type: ignore[no-untyped-call]
             except (RedisError, OSError) as error:
                 fault = error
             else:
                 self._owners = owners_in(reply, host)
+                self._hosts = list(dict.fromkeys([host, *self._owners.values(), *self._server.hosts]))
                 return
         raise fault

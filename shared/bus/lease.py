@@ -129,6 +129,8 @@ class LeaseKeeper:
             except (RedisError, OSError) as error:
                 log.warning("leases were not renewed", partition=partition, n_leases=len(group), error=str(error))
                 silent.add(client)
+                if client is None:
+                    break  # no node says who has what, and to ask again for each partition takes too long
         if silent:
             # After a failover the name leads to the new primary, and a connection that is kept to the old one.
             self._clients.forget()
