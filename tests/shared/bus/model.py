@@ -319,6 +319,9 @@ class Model:
         if not known.is_held_by(lease):
             return False
         known.released_by = lease.token
+        if state.is_cancelled:
+            self._end_without_answer(known, JobStatus.CANCELLED)
+            return True
         state.status, state.lease = JobStatus.QUEUED, None
         state.attempts -= 1
         if state.place is Place.HELD:
