@@ -248,20 +248,23 @@ class Machine(RuleBasedStateMachine):
             assert self.told.get(job_id, Verdict.OK) is self.model.renew(lease)
 
     @while_a_job_is_alive
-    @rule(worker=WORKERS, is_heard=st.booleans(), is_noticed=st.booleans())
-    def stall(self, worker: str, is_heard: bool, is_noticed: bool) -> None:
-        """All leases of a worker run out: it is dead, or it lives and knows nothing of them."""
+    @rule(worker=WORKERS, is_heard=st.sampled_from([False, False, True]), n_suspects=st.sampled_from([None, 1, 0, 2]))
+    def stall(self, worker: str, is_heard: bool, n_suspects: int | None) -> None:
+        """All leases of a worker run out: it is dead, or it lives and knows nothing of them.
+
+        With `n_suspects`, the other worker looks for what is lost at once.
+        """
         for job_id in self.model.lose_leases(worker):
             self.run(self.behind.let_lease_run_out(job_id))
         if not is_heard:
             self.model.fall_silent(worker)
             self.age_beats(part(worker))
-        if is_noticed:
+        if n_suspects is not None:
             [other] = self.keepers.keys() - {worker}
-            self.claim(other, Wanted(quick=2, interactive=2, bulk=2), is_sweep=True)
+            self.claim(other, Wanted(2, 2, 2, n_suspects), is_sweep=True)
 
     @while_a_job_is_alive
-    @rule(worker=WORKERS, what=often(beat=1, go_on=2, be_away=1))
+    @rule(worker=WORKERS, what=often(beat=1, go_on=4, be_away=1))
     def listen(self, worker: str, what: str) -> None:
         """The server hears a worker that has nothing, the living for most of a lease, or nobody for longer than one."""
         match what:
@@ -288,7 +291,7 @@ class Machine(RuleBasedStateMachine):
                 self.client.delete(self.keys.job(job_id), self.keys.log(job_id))
 
     @while_a_job_is_alive
-    @rule(job_id=jobs, what=often(cancel=2, enqueue_again=1, page=1, reap=2, flush_scripts=1))
+    @rule(job_id=jobs, what=often(cancel=1, enqueue_again=1, page=1, reap=3, flush_scripts=1))
     def tend(self, job_id: str, what: str) -> None:
         """A client, with a job that it knows, or a caretaker."""
         known = self.model.jobs[job_id]
