@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import subprocess
@@ -8,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from api.cli import main
 from api.cli.run import NO_API_KEY
 from api.cli.stack import Place, config_of, free_port
 from shared.settings import ApiSettings
-from tests.api.cli.conftest import RunCommand, environment
+from tests.api.cli.conftest import ROOT, RunCommand, environment
 
 
 def serve(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -54,6 +56,25 @@ def test_serve_says_that_a_model_file_is_missing_before_anything_starts(tmp_path
     assert refused.returncode == 2
     assert refused.stderr == "slotstream serve: the model nothing.gguf does not exist (see --model)\n"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("way", ["flag", "variable"])
+@pytest.mark.parametrize("command", ["serve", "run"])
+def test_the_model_of_the_readmes_settings_file_is_found(
+    command: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (block,) = re.findall(r"^```toml\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "our.toml").write_text(block.replace("/models/", f"{tmp_path}/"))
+    monkeypatch.setenv("SLOTSTREAM_STATE_DIR", str(tmp_path / "state"))
+    files = ["in.jsonl", "-o", "out.jsonl"] if command == "run" else []
+    if way == "flag":
+        files += ["--config", str(tmp_path / "our.toml")]
+    else:
+        monkeypatch.setenv("SLOTSTREAM_CONFIG", str(tmp_path / "our.toml"))
+    assert main([command, *files]) == 2
+    assert capsys.readouterr().err == (
+        f"slotstream {command}: the model {tmp_path}/model.gguf does not exist (see --model)\n"
+    )
 
 
 def test_a_stack_of_runs_own_has_no_key_although_the_settings_file_has_one(
