@@ -6,7 +6,6 @@ Knows the settings of the roles and that each is started with `python -m`; impor
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import os
 import socket
@@ -198,17 +197,24 @@ async def _wait_until_healthy(url: str, needs_worker: bool, tell: Callable[[str]
     started = told = clock()
     timeout = aiohttp.ClientTimeout(total=5)
     async with aiohttp.ClientSession(timeout=timeout) as session:
-        while True:
-            state = "starting"
-            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-                async with session.get(f"{url}/health") as response:
-                    if response.status == 200 or (response.status == 503 and not needs_worker):
-                        return
-                    state = "loading the model"
+        while missing := await _missing(session, url, needs_worker):
             if clock() - told >= TELL_S:
                 told = clock()
-                tell(f"{state} ... {told - started:.0f} s")
+                tell(f"not ready after {told - started:.0f} s: {missing}")
             await asyncio.sleep(0.1)
+
+
+async def _missing(session: aiohttp.ClientSession, url: str, needs_worker: bool) -> str | None:
+    """Why requests are not answered yet, in the API's own words; None when they are."""
+    try:
+        async with session.get(f"{url}/health") as response:
+            content = await response.json()
+    except (aiohttp.ClientError, TimeoutError, ValueError):
+        return "the API is starting"
+    if response.status == 200 or (not needs_worker and content["status"] != "redis unavailable"):
+        return None
+    message: str = content["error"]["message"]
+    return message
 
 
 def _without_password(url: str) -> str:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import re
 import signal
 import socket
@@ -9,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from api.cli import main
+from api.cli import main, stack
 from api.cli.run import NO_API_KEY
 from api.cli.stack import Place, config_of, free_port
+from api.cli.supervisor import Command, Supervisor
 from shared.settings import ApiSettings
 from tests.api.cli.conftest import ROOT, RunCommand, environment
 
@@ -102,6 +104,37 @@ def test_a_stop_while_it_starts_leaves_nothing_behind(tmp_path: Path) -> None:
         rest = process.stderr.read()
         assert process.wait(30) == 0, rest
     assert rest.endswith("slotstream serve: stopped\n")
+
+
+@pytest.mark.parametrize("needs_worker", [True, False])
+async def test_a_start_that_waits_says_what_health_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needs_worker: bool
+) -> None:
+    monkeypatch.setattr(stack, "TELL_S", 0.2)
+    place = Place(tmp_path, "127.0.0.1", free_port("127.0.0.1"))
+    variables = environment(
+        SLOTSTREAM_REDIS_URL=f"unix://{tmp_path}/nobody.sock",
+        SLOTSTREAM_HOST=place.host,
+        SLOTSTREAM_PORT=str(place.port),
+    )
+    api = Command("api", stack.role_command("api"), variables, tmp_path / "api.log")
+    is_said = asyncio.Event()
+
+    def tell(text: str) -> None:
+        if "Redis" in text:
+            is_said.set()
+        else:
+            assert text.endswith("the API is starting")
+
+    async with Supervisor([api], say=print) as supervisor:
+        ready = asyncio.create_task(
+            stack.Stack(supervisor, place, "").become_ready(needs_worker=needs_worker, tell=tell)
+        )
+        said = asyncio.create_task(is_said.wait())
+        async with asyncio.timeout(45):
+            await asyncio.wait((ready, said), return_when=asyncio.FIRST_COMPLETED)
+        assert is_said.is_set() and not ready.done()
+        ready.cancel()
 
 
 def test_the_config_file_is_handed_on() -> None:
