@@ -100,7 +100,8 @@ def test_an_unknown_url_is_told_those_that_a_job_can_stand_for(url: str) -> None
 def test_the_first_of_equal_custom_ids_runs_and_the_later_ones_are_errors() -> None:
     checker = LineChecker()
     first, second, other = (
-        checker(RawLine(n, n + 1, text)) for n, text in enumerate([GOOD, line(url="/v1/embeddings"), line(custom_id="b")])
+        checker(RawLine(n, n + 1, text))
+        for n, text in enumerate([GOOD, line(url="/v1/embeddings"), line(custom_id="b")])
     )
     assert isinstance(first, Ask)
     assert isinstance(second, BadLine)
