@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -19,6 +18,7 @@ import aiohttp
 
 from api.cli.state import make_folder
 from api.cli.supervisor import Command, Supervisor
+from api.listener import open_listener
 from shared.bus.embedded import EmbeddedServer
 from shared.settings import CONFIG_VARIABLE, ConfigError, RunSettings, ServeSettings
 
@@ -117,23 +117,15 @@ def check_model(model: str) -> None:
 
 
 def free_port(host: str) -> int:
-    """A port that nobody listens on just now."""
-    with socket.create_server((host, 0), family=_family(host)) as listener:
+    """A port that nobody listens on just now. Raises ConfigError when there is no such host here."""
+    with open_listener(host, 0) as listener:
         port: int = listener.getsockname()[1]
         return port
 
 
 def check_port_is_free(place: Place) -> None:
     """Raise ConfigError when somebody listens there: said now, it is not lost among what the roles say."""
-    try:
-        socket.create_server((place.host, place.port), family=_family(place.host)).close()
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)  # a name not found
-        raise ConfigError(f"cannot listen on {place.host}:{place.port}: {reason} (see --port)") from None
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
+    open_listener(place.host, place.port).close()
 
 
 def role_command(module: str, *arguments: str) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
         refused = serve(tmp_path, "-m", "demo", "--port", str(port))
     assert refused.returncode == 2
     assert refused.stderr == (
-        f"slotstream serve: cannot listen on 127.0.0.1:{port}: Address already in use (see --port)\n"
+        f"slotstream serve: cannot listen on 127.0.0.1 port {port}: Address already in use (see --port)\n"
     )
 
 
