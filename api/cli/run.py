@@ -219,6 +219,8 @@ class BulkRun:
         failures = ""
         with contextlib.suppress(OSError):  # the input may be gone by now; the results are good without
             failures = "".join(f"\n  {text}" for text in self._failures())
+        if failures and (n_more := tally.failed - len(tally.failures)):
+            failures += f"\n  and {n_more} more in {self._folder.output}"
         return f"{lines}, {failed}; {tokens}{failures}{speed}\nresults: {self._folder.output}"
 
     def _failures(self) -> Iterator[str]:

@@ -131,10 +131,11 @@ def test_the_first_failures_are_told_at_the_end_with_their_place_in_the_file(
     done = bulk.run(*go(bulk, jobs_server))
     assert done.returncode == 1
     assert done.stdout.splitlines()[0].startswith("5 lines, 4 failed; ")
-    assert done.stdout.splitlines()[1:4] == [
+    assert done.stdout.splitlines()[1:5] == [
         "  line 2: the line is not JSON: expecting value at column 1",
         "  line 5 (custom_id line-1): too late",
         "  line 6 (custom_id line-2): no such thing",
+        f"  and 1 more in {bulk.output}",
     ]
     assert "line-3" not in done.stdout
 
