@@ -21,7 +21,7 @@ demo: $(INSTALLED) ## a bulk file of 41 prompts through the whole system, and so
 	@$(BIN)/slotstream run examples/prompts.jsonl -o $(OUT) -m demo --restart
 	@$(BIN)/python examples/show.py $(OUT)
 
-test: $(INSTALLED) ## all tests
+test: $(INSTALLED) ## all tests but the slow ones, which .venv/bin/python -m pytest -m slow runs
 	@$(BIN)/python -m pytest
 
 chaos: $(INSTALLED) ## kills, freezes and cut connections for some minutes; again what SEED=7 found

@@ -43,7 +43,7 @@ class Fleet:
         self._inspect_at = 0.0
         self.workers: list[WorkerState] = []
         self.models: dict[str, ModelCard] = {}
-        """Every model that was ever served, alive or not."""
+        """Every model that was served lately, alive or not."""
 
     async def watch(self) -> None:
         """Looks for ever; trouble is told of once, and looked through again and again."""
@@ -125,14 +125,14 @@ class Fleet:
         return [(worker, slot) for worker in self.workers for slot in worker.slots]
 
     def serving(self) -> dict[str, ModelCard]:
-        """The models that live workers have loaded; without any, those ever served, whose jobs wait."""
+        """The models that live workers have loaded; without any, those served lately, whose jobs wait."""
         loaded = {worker.model.name: worker.model for worker in self.workers if worker.status != "loading"}
         return loaded or self.models
 
     async def resolve(self, asked: str | None) -> str:
         """The model that a request is for.
 
-        Raises NotReady when there was never one, UnknownModel when none fits, BusUnavailable at once instead of
+        Raises NotReady when there has been none, UnknownModel when none fits, BusUnavailable at once instead of
         letting a request find out slowly.
         """
         if self.trouble:
@@ -164,7 +164,9 @@ class Fleet:
         return any(worker.model.name == model and worker.status != "draining" for worker in self.workers)
 
     def _match(self, asked: str | None) -> str | None:
+        """A name that we know means that model, also while its workers are away: another would answer wrongly. Any
+        other name means the only one that is served."""
+        if asked in self.models:
+            return asked
         serving = self.serving()
-        if len(serving) == 1:
-            return next(iter(serving))
-        return asked if asked in serving or asked in self.models else None
+        return next(iter(serving)) if len(serving) == 1 else None

@@ -21,7 +21,7 @@ structlog.configure(logger_factory=structlog.stdlib.LoggerFactory())
 
 REDIS_SERVER = shutil.which("redis-server")
 
-BOUNDED_OTHERWISE = ("q:", "turn:", "load:", "due", "lanes", "dead", "outbox", "models")
+BOUNDED_OTHERWISE = ("q:", "turn:", "load:", "due", "lanes", "dead", "outbox", "partitions")
 """Keys, after their prefix, that may stay without an expiry: lanes and what belongs to them, and lists with a cap."""
 
 

@@ -93,6 +93,8 @@ class Puller:
                     if old := self._held.get(job.job.id):
                         # We were away for a whole lease, and have claimed what was ours: that attempt is over.
                         self._publisher.lose(old.lease)
+                    if job.attempt > 1:
+                        log.info("taken over", job=job.job.id, attempt=job.attempt, deaths=job.deaths)
                     # Held before anything can fail: from here on its lease is renewed until it ends or is given back.
                     self._held.add(Held(job))
                     self._keeper.hold(job.lease)

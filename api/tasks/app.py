@@ -88,7 +88,7 @@ async def stand_up_again(name: str, work: Callable[[], Awaitable[None]]) -> None
         try:
             await work()
         except BusUnavailable as error:
-            log.warning("waiting for the bus", part=name, reason=error.message)
+            log.warning("waiting for the server", part=name, reason=error.message)
         except Exception as error:  # the border: whatever it was, housekeeping must go on
             log.warning("fell and is started again", part=name, reason=str(error) or type(error).__name__)
         if time.monotonic() - started > STEADY_S:

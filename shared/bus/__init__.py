@@ -66,7 +66,7 @@ log = structlog.get_logger(__name__)
 
 class Bus:
     def __init__(self, settings: BusSettings, link: Sender, subscriber: Listener) -> None:
-        keys = Keys(settings.namespace, settings.partitions)
+        keys = self._keys = Keys(settings.namespace, settings.partitions)
         self._link = link
         self.queue = Queue(settings, keys, link, subscriber)
         self.log = TokenLog(keys, link, subscriber)
@@ -85,7 +85,7 @@ class Bus:
             try:
                 return await self.check_server()
             except BusUnavailable as error:
-                log.warning("waiting for the bus", reason=error.message)
+                log.warning("waiting for the server", setting="--redis-url", reason=error.message)
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
@@ -102,6 +102,20 @@ class Bus:
             raise
         for reply in replies:
             _check_facts(dict(line.split(":", 1) for line in reply.decode().splitlines() if ":" in line))
+        await self._check_layout()
+
+    async def _check_layout(self) -> None:
+        """All must see the same partitions, or jobs would wait where no worker looks. The first to come decides."""
+        [agreed] = await ask(self._link, [("GET", self._keys.layout)])  # first: a full server takes no SET
+        if agreed is None:
+            [_, agreed] = await ask(
+                self._link, [("SET", self._keys.layout, self._keys.partitions, "NX"), ("GET", self._keys.layout)]
+            )
+        if agreed is not None and int(agreed) != self._keys.partitions:
+            raise ConfigError(
+                f"--partitions: is {self._keys.partitions}, but this queue was made with {agreed.decode()}; to change"
+                f" it, let the queue run empty, stop everything and delete the key {self._keys.layout}"
+            )
 
 
 def _check_facts(facts: Mapping[str, str]) -> None:

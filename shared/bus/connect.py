@@ -59,7 +59,8 @@ def is_refusal(error: Exception) -> bool:
 
 
 def unavailable(error: BaseException) -> BusUnavailable:
-    refusal = BusUnavailable(f"The queue's server cannot be used now: {error or type(error).__name__}.")
+    reason = str(error).rstrip(".") or type(error).__name__
+    refusal = BusUnavailable(f"The queue's server cannot be used now: {reason}.")
     refusal.__cause__ = error
     return refusal
 

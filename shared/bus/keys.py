@@ -92,5 +92,14 @@ class Keys:
         return f"{self.namespace}:workers"
 
     @property
-    def models(self) -> str:
-        return f"{self.namespace}:models"
+    def served(self) -> str:
+        """The names of the models that were served lately."""
+        return f"{self.namespace}:served"
+
+    def model(self, name: str) -> str:
+        return f"{self.namespace}:model:{part(name)}"
+
+    @property
+    def layout(self) -> str:
+        """How many partitions there are: all must agree."""
+        return f"{self.namespace}:partitions"

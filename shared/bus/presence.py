@@ -16,6 +16,9 @@ from shared.bus.keys import Keys
 from shared.bus.script import ask
 from shared.wire import Wire
 
+MODEL_KEPT_S = 86400
+"""Without any worker: its name still means it, and jobs for it wait. As long as results are kept."""
+
 T = TypeVar("T", bound=Wire)
 
 log = structlog.get_logger(__name__)
@@ -82,9 +85,10 @@ class Presence:
         self._link = link
 
     async def announce(self, state: WorkerState, ttl_s: float = 10) -> None:
-        """Shows a worker for `ttl_s` seconds, and its model for good. Raises BusUnavailable."""
+        """Shows a worker for `ttl_s` seconds, and its model for a day. Raises BusUnavailable."""
         now = time.time()
         ttl_ms = round(ttl_s * 1000)
+        name = state.model.name
         await ask(
             self._link,
             [
@@ -94,7 +98,10 @@ class Presence:
                 ("ZADD", self._keys.workers, now, state.id),
                 ("ZREMRANGEBYSCORE", self._keys.workers, "-inf", now - max(3600.0, 2 * ttl_s)),
                 ("EXPIRE", self._keys.workers, 3600 + round(2 * ttl_s)),
-                ("HSET", self._keys.models, state.model.name, state.model.to_json()),
+                ("SET", self._keys.model(name), state.model.to_json(), "EX", MODEL_KEPT_S),
+                ("ZADD", self._keys.served, now, name),
+                ("ZREMRANGEBYSCORE", self._keys.served, "-inf", now - 2 * MODEL_KEPT_S),
+                ("EXPIRE", self._keys.served, 2 * MODEL_KEPT_S),
             ],
             tries=1,
         )
@@ -111,11 +118,16 @@ class Presence:
         return [worker for state in states if state is not None and (worker := _readable(WorkerState, state))]
 
     async def models(self) -> dict[str, ModelCard]:
-        """All models that were ever served, by name, each as its last worker described it. Raises BusUnavailable."""
-        [pairs] = await ask(self._link, [("HGETALL", self._keys.models)])
-        names, cards = pairs[::2], pairs[1::2]
-        found = {name.decode(): _readable(ModelCard, card) for name, card in zip(names, cards, strict=True)}
-        return {name: card for name, card in found.items() if card}
+        """All models that were served within a day, by name, each as its last worker described it. Raises
+        BusUnavailable."""
+        [names] = await ask(self._link, [("ZRANGE", self._keys.served, 0, -1)])
+        found = [name.decode() for name in names]
+        cards = await ask(self._link, [("GET", self._keys.model(name)) for name in found]) if found else []
+        return {
+            name: card
+            for name, text in zip(found, cards, strict=True)
+            if text is not None and (card := _readable(ModelCard, text))
+        }
 
 
 def _readable(kind: type[T], text: bytes) -> T | None:

@@ -77,7 +77,7 @@ class Wanted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to write for a job. `token` is `worker:epoch:nonce`; no two leases ever share one."""
+    """The right to write for a job. `token` is `worker:epoch:nonce`; no two leases of a job ever share one."""
 
     job_id: str
     token: str

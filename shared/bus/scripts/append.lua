@@ -10,6 +10,8 @@ local accepted, progress = ARGV[7], ARGV[8] -- JSON, or empty
 local held, status, written, cancel = unpack(redis.call('HMGET', job, 'lease', 'status', 'events', 'cancel'))
 if held ~= lease or status ~= 'running' or first > written + 1 then
   return 'lost' -- a gap: the server has forgotten what was acknowledged; the next attempt goes on from what it knows
+elseif n > 0 and first <= tonumber(written) and first + n - 1 > tonumber(written) then
+  return 'lost' -- half of it is there: not what was said before, so whoever says it has lost count
 end
 
 local said = {}

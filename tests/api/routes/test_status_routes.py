@@ -141,3 +141,18 @@ async def test_one_model_answers_to_any_name_and_several_only_to_theirs(
                 assert response.json()["error"]["param"] == "model"
             named = await api.client.post("/completion", json={"prompt": "say a", "model": "other"})
             assert named.json()["model"] == "other" and len(other.taken) == 1
+
+
+async def test_a_model_whose_workers_are_away_is_not_answered_for_by_another(
+    settings: ApiSettings, bus: Bus, worker: ScriptedWorker
+) -> None:
+    await ScriptedWorker(bus, model="away", worker_id="w2").announce("ready")
+    await bus.presence.leave("w2")
+    async with serve(settings) as api:
+        asked = {"prompt": "say a", "model": "away"}
+        response = await api.client.post("/completion", json=asked)
+        assert (response.status_code, response.headers["retry-after"]) == (503, "5")
+        job = (await api.client.post("/v1/jobs", json={"endpoint": "/completion", "body": asked})).json()
+        assert (job["model"], job["status"]) == ("away", "queued")
+        await api.client.post(f"/v1/jobs/{job['id']}/cancel")
+    assert worker.taken == []

@@ -73,7 +73,7 @@ async def test_housekeeping_goes_on_after_a_restart_of_the_server(
     async with tasks_process(settings) as process:
         assert await ended_by_itself(bus) is JobStatus.EXPIRED
         server.stop()
-        await said(process, "waiting for the bus")
+        await said(process, "waiting for the server")
         server.start()
         assert await ended_by_itself(bus) is JobStatus.EXPIRED
         assert process.returncode is None
@@ -86,7 +86,7 @@ async def test_it_leaves_with_0_when_it_is_told_to(
     if is_server_away:
         server.stop()
     async with tasks_process(settings) as process:
-        await said(process, "waiting for the bus" if is_server_away else "ready")
+        await said(process, "waiting for the server" if is_server_away else "ready")
         process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(10):
             assert await process.wait() == 0

@@ -178,6 +178,15 @@ async def test_a_role_waits_for_a_server_and_then_looks_at_it(tmp_path: Path, po
             assert isinstance(reaching.exception(), ConfigError) is (policy != "noeviction")
 
 
+async def test_all_must_agree_on_the_partitions(bus_settings: BusSettings) -> None:
+    async with open_bus(bus_settings.model_copy(update={"partitions": 3}), name="first") as first:
+        await first.check_server()
+        async with open_bus(bus_settings, name="other") as other:
+            with pytest.raises(ConfigError, match=r"--partitions: is 1, but this queue was made with 3"):
+                await other.check_server()
+        await first.check_server()
+
+
 async def test_whether_a_job_would_be_taken_is_known_without_one(bus: Bus, behind: Behind) -> None:
     await bus.queue.check_accepts()
     await behind.client.config_set("maxmemory", "1mb")

@@ -71,6 +71,7 @@ async def test_a_neighbour_of_a_newer_version_is_passed_over(bus: Bus, behind: B
     newer = a_worker("w2").to_json().replace('"ready"', '"dreaming"')
     await behind.client.set(behind.keys.worker("w2"), newer, px=60_000)
     await behind.client.zadd(behind.keys.workers, {"w2": 2e9})
-    await behind.client.hset(behind.keys.models, "newer", '{"name": 7}')
+    await behind.client.zadd(behind.keys.served, {"newer": 1})
+    await behind.client.set(behind.keys.model("newer"), '{"name": 7}', ex=9)
     assert [state.id for state in await bus.presence.workers()] == ["w1"]
     assert set(await bus.presence.models()) == {CARD.name}

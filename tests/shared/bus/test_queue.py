@@ -526,6 +526,13 @@ class TestAppend:
         assert not await bus.queue.finish(lease, SUCCEEDED, 3)
         assert await bus.log.read(lease.job_id) == []
 
+    async def test_a_chunk_that_is_half_written_is_refused_whole(self, bus: Bus) -> None:
+        job = await queued(bus)
+        lease = (await claimed(bus)).lease
+        await bus.queue.append([Chunk(lease, 1, tokens("a", "b"))])
+        assert await bus.queue.append([Chunk(lease, 2, tokens("b", "c"))]) == [Verdict.LOST]
+        assert [number for number, _ in await bus.log.read(job.id)] == [1, 2]
+
     async def test_the_verdict_carries_a_cancel(self, bus: Bus) -> None:
         job = await queued(bus)
         lease = (await claimed(bus)).lease
