@@ -9,9 +9,11 @@ import argparse
 import contextlib
 import secrets
 import shutil
+import signal
 import sys
 import tempfile
 from collections import Counter
+from multiprocessing import forkserver
 from pathlib import Path
 
 import uvloop
@@ -37,8 +39,17 @@ def main() -> int:
     parser.add_argument("--server", choices=SERVERS, action="append", help="default: both")
     parser.add_argument("--no-fence", action="store_true", help="without the comparison of leases: must go wrong")
     given = parser.parse_args()
+    _start_nursery()
     results = [_is_right(_plan(given, server)) for server in given.server or SERVERS]
     return int(not all(results))
+
+
+def _start_nursery() -> None:
+    """Deaf to Ctrl-C, which the terminal sends to everybody: a worker that is just being born would print a traceback.
+    Those that live are ended by us."""
+    hearing = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    forkserver.ensure_running()
+    signal.signal(signal.SIGINT, hearing)
 
 
 def _is_right(plan: Plan) -> bool:
