@@ -25,6 +25,7 @@ from starlette.types import ASGIApp
 from api.access import Access, Keys
 from api.context import Context
 from api.fleet import Fleet
+from api.listener import open_listener
 from api.problems import on_error
 from api.routes import jobs, llamacpp, openai, status
 from shared import telemetry
@@ -106,25 +107,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     telemetry.configure(settings.log_level, settings.log_format, "api")
     try:
-        with _listen(settings) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with (
+            open_listener(settings.host, settings.port) as listener,
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        ):
             return runner.run(_serve(settings, listener))
     except ConfigError as error:
         print(f"slotstream api: {error}", file=sys.stderr)
         return 2
-
-
-def _listen(settings: ApiSettings) -> socket.socket:
-    """Bound here, so that the port is known, and a taken one is a sentence. Raises ConfigError."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((settings.host, settings.port))
-    except OSError as error:
-        listener.close()
-        reason = error.strerror or error
-        raise ConfigError(f"cannot listen on {settings.host} port {settings.port}: {reason}") from None
-    return listener
 
 
 async def _serve(settings: ApiSettings, listener: socket.socket) -> int:

@@ -1,6 +1,6 @@
 """`python -m bench [WHAT]`: the figures that this project is built for, each beside its yardstick.
 
-Without WHAT all are measured, one after the other, as they are by default.
+Without WHAT all are measured, one after the other, as they are by default. Ctrl-C ends it with 130.
 """
 
 from __future__ import annotations
@@ -36,8 +36,12 @@ def main() -> None:
             )
         )
     given = parser.parse_args()
-    for name in [given.what] if given.what else MEASUREMENTS:
-        _measure(MEASUREMENTS[name], given if given.what else parser.parse_args([name]))
+    try:
+        for name in [given.what] if given.what else MEASUREMENTS:
+            _measure(MEASUREMENTS[name], given if given.what else parser.parse_args([name]))
+    except KeyboardInterrupt:
+        print("stopped; what was measured to its end stands above", file=sys.stderr)
+        sys.exit(130)
 
 
 def _measure(module: ModuleType, given: argparse.Namespace) -> None:

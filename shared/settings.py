@@ -3,7 +3,8 @@
 One frozen class a role. A field's name is its key in the TOML file, in capitals behind `SLOTSTREAM_` its variable, and
 with dashes its long flag. The file is `--config FILE`, else `SLOTSTREAM_CONFIG`, else `slotstream.toml`
 in the current folder when there is one; keys at its top go to every role that knows them, those in a table
-`[api]`, `[worker]`, … to that role alone. Secrets are `SecretStr` and never printed.
+`[api]`, `[worker]`, … to that role alone, and to `serve` and `run`, which start it. Secrets are `SecretStr` and never
+printed.
 """
 
 from __future__ import annotations
@@ -365,8 +366,16 @@ def _read_file(cls: type[Settings], config: str | None) -> dict[str, Any]:
             raise ConfigError(f"{path}: [{table}] has no setting {sorted(unknown)[0]!r}")
     if unknown := set(values) - known:
         raise ConfigError(f"{path}: no setting is named {sorted(unknown)[0]!r}")
+    for role in _parts(cls):
+        own = role.model_fields.keys() - BusSettings.model_fields.keys()  # what all have may differ from role to role
+        values |= {key: value for key, value in content.get(role.role, {}).items() if key in own}
     values |= content.get(cls.role, {})
     return {key: value for key, value in values.items() if key in cls.model_fields}
+
+
+def _parts(cls: type[Settings]) -> list[type[Settings]]:
+    """The roles that a role is made of: it starts them."""
+    return [base for base in cls.__mro__[1:] if issubclass(base, Settings) and base.role]
 
 
 def _check_variables() -> None:

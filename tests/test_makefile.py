@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +22,40 @@ def test_make_alone_lists_every_target_with_what_it_does() -> None:
     listed = subprocess.run(["make", "-C", str(ROOT)], capture_output=True, text=True, timeout=20, check=True).stdout
     for target in ("setup", "demo", "test", "chaos", "check", "bench", "clean"):
         assert re.search(rf"^  make {target} +\S+", listed, re.MULTILINE), target
+
+
+def test_a_python_that_is_none_is_refused_not_replaced(tmp_path: Path) -> None:
+    setup = [str(ROOT / ".ci" / "setup"), str(tmp_path / "venv")]
+    variables = {**os.environ, "PYTHON": "/nope"}
+    refused = subprocess.run(setup, env=variables, capture_output=True, text=True, timeout=30, check=False)
+    assert refused.returncode == 1
+    assert refused.stderr == "setup: /nope is not a Python 3.11 or newer\n"
+    assert not (tmp_path / "venv").exists()
+
+
+def test_ctrl_c_ends_the_setup_with_one_line(tmp_path: Path) -> None:
+    pip = tmp_path / "bin" / "pip"
+    pip.parent.mkdir()
+    pip.write_text("#!/bin/sh\nexec sleep 60\n")
+    pip.chmod(0o755)
+    with subprocess.Popen(
+        [str(ROOT / ".ci" / "setup"), str(tmp_path)],
+        env={**os.environ, "PYTHON": "", "CXX": "true"},  # nothing is compiled here
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as setup:
+        try:
+            assert setup.stdout is not None
+            assert setup.stdout.readline().startswith("installing packages")
+            while not (tmp_path / "setup.log").exists():
+                time.sleep(0.02)
+            os.killpg(setup.pid, signal.SIGINT)  # a terminal tells all of them
+            assert setup.communicate(timeout=20)[1] == "setup: stopped; run it again to go on\n"
+        finally:
+            setup.kill()
+    assert setup.returncode == 130
 
 
 def test_what_is_installed_is_pinned_by_name_and_version_only() -> None:

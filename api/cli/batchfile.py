@@ -20,14 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
+from api.schemas.jobs import ENDPOINTS
+
 MAX_LINE_BYTES = 32 * 1024 * 1024
 """Longer lines are skipped without being held in memory; the API takes no larger body by default either."""
 
-URLS = (
-    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/responses",
-    "/chat/completions", "/completion", "/completions", "/infill", "/embedding", "/embeddings", "/rerank", "/reranking",
-)  # fmt: skip
-"""Paths that can be asked as a job. A service may serve fewer; what it says is then the line's record."""
+URLS = tuple(ENDPOINTS)
+"""Paths that can be asked as a job. A service of another version may serve fewer; what it says is the line's record."""
 
 
 LONGEST_REASON = 200

@@ -20,6 +20,8 @@ from rich.progress import BarColumn, Progress, TextColumn
 WINDOW_S = 15.0
 """Rates are over so many seconds: long enough to be calm, short enough to be about now."""
 
+LEAST_DONE, LEAST_SHARE_DONE = 100, 0.05
+"""Lines, or the part of all, before which the time left is a guess that leaps: the first ones come in a bunch."""
 
 FREE_COLUMNS = 6
 """Right of the bar: a terminal echoes ^C there, and a line that wraps can not be drawn over."""
@@ -53,7 +55,8 @@ class Meter:
         passed = now - then
         lines_per_second = (done - done_then) / passed if passed > 0 else 0.0
         tokens_per_second = max(0, tokens - tokens_then) / passed if passed > 0 else None
-        left_s = (self.total - done) / lines_per_second if lines_per_second > 0 else None
+        is_known = lines_per_second > 0 and done >= min(LEAST_DONE, self.total * LEAST_SHARE_DONE)
+        left_s = (self.total - done) / lines_per_second if is_known else None
         return Snapshot(done, self.total, failed, tokens_per_second, left_s, trouble)
 
 

@@ -97,13 +97,28 @@ def _run(settings: RunSettings, config: dict[str, str]) -> int:
         with _ledger(folder, found) as ledger:
             bulk = BulkRun(folder, ledger, found)
             if not ledger.is_complete:
-                exit_code = asyncio.run(_work(settings, config, folder, bulk))
+                exit_code = _do_what_is_left(settings, config, folder, bulk)
                 if exit_code is not None:
-                    _say("stopped; the same command goes on from here")
+                    _say(f"stopped; {_how_to_go_on(settings, bulk)}")
                     return exit_code
             folder.finish(ledger)
     print(bulk.summary(), flush=True)
     return EXIT_SOME_FAILED if ledger.tally.failed else 0
+
+
+def _do_what_is_left(settings: RunSettings, config: dict[str, str], folder: RunFolder, bulk: BulkRun) -> int | None:
+    """Returns the exit code of an interruption, None when all is done. What asked for nothing leaves nothing."""
+    try:
+        return asyncio.run(_work(settings, config, folder, bulk))
+    finally:
+        if not bulk.has_asked:
+            folder.forget()
+
+
+def _how_to_go_on(settings: RunSettings, bulk: BulkRun) -> str:
+    if not settings.restart:
+        return "the same command goes on from here"
+    return "the same command without --restart goes on" if bulk.has_asked else "nothing was begun"
 
 
 @contextmanager
@@ -116,7 +131,7 @@ def _ledger(folder: RunFolder, found: Survey) -> Iterator[Ledger]:
 
 
 async def _work(settings: RunSettings, config: dict[str, str], folder: RunFolder, bulk: BulkRun) -> int | None:
-    """Do what is left. Returns the exit code of an interruption, None when all is done."""
+    """With a service, or a stack of its own; returns the exit code of an interruption."""
     _allow_many_connections(settings.in_flight)
 
     def on_stop(number: signal.Signals) -> None:
@@ -166,11 +181,14 @@ class BulkRun:
         """Generated for lines that have not ended: counted here until their record is."""
         self._tokens_before = self._tokens()
         self._wall_s = 0.0
+        self.has_asked = False
+        """Whether there may be jobs that only this run knows."""
         self._display: Display | None = None
 
     async def work(self, service: Service, in_flight: int) -> None:
         """Ask for every line that has no record yet, at most `in_flight` at a time, and keep the records."""
         started = time.monotonic()
+        self.has_asked = True
         if self._n_done_before:
             _say(f"going on: {self._n_done_before} of {self._found.n_lines} lines are done")
         self._display = _display(self._found.n_lines)
@@ -201,6 +219,8 @@ class BulkRun:
         failures = ""
         with contextlib.suppress(OSError):  # the input may be gone by now; the results are good without
             failures = "".join(f"\n  {text}" for text in self._failures())
+        if failures and (n_more := tally.failed - len(tally.failures)):
+            failures += f"\n  and {n_more} more in {self._folder.output}"
         return f"{lines}, {failed}; {tokens}{failures}{speed}\nresults: {self._folder.output}"
 
     def _failures(self) -> Iterator[str]:

@@ -57,6 +57,8 @@ class RunModel(Wire):
 class RunState(Wire):
     run_id: str
     input_sha256: str
+    input: str = ""
+    """Its path, for people."""
     model: RunModel | None = None
     """None until a stack of its own was wanted: a service has its model."""
     phase: Phase = Phase.RUNNING
@@ -73,6 +75,8 @@ class RunFolder:
         self.valkey = folder / "valkey"
         self._state_file = folder / "run.json"
         self._state: RunState | None = None
+        self._replaced: RunState | None = None
+        self._is_new = False
 
     @classmethod
     @contextmanager
@@ -121,6 +125,19 @@ class RunFolder:
         self._check_writable()
         return True
 
+    def forget(self) -> None:
+        """As if it had not been begun just now; nothing may have been asked yet. Logs stay: they may say why.
+
+        A run that was taken up is kept.
+        """
+        if not self._is_new:
+            return
+        self._drop_progress()
+        if self._replaced is not None and self._replaced.phase is Phase.COMPLETE and self.output.exists():
+            self._save(self._replaced)
+        else:
+            self._state_file.unlink(missing_ok=True)
+
     def finish(self, ledger: Ledger) -> None:
         """Turn the complete `.part` into the output, and drop what is no longer needed.
 
@@ -145,18 +162,27 @@ class RunFolder:
     def _begin_anew(self, found: Survey, model: RunModel | None, *, may_replace: bool) -> None:
         if not may_replace and self.output.exists():
             raise BadOutput(f"{self.output} exists already; --restart replaces it")
-        is_unknown = self._load() is None and self.part.exists() and self.part.stat().st_size > 0
+        self._is_new, self._replaced = True, self._load()
+        is_unknown = self._replaced is None and self.part.exists() and self.part.stat().st_size > 0
         if not may_replace and is_unknown:
             raise BadOutput(f"{self.part} is of a run that is not known here; --restart replaces it")
         # What is old goes before the new state comes: the other way round, a crash in between would mix them.
+        self._drop_progress()
+        shutil.rmtree(self.logs, ignore_errors=True)
+        self._save(
+            RunState(run_id=secrets.token_hex(12), input_sha256=found.sha256, input=_shown(self.source), model=model)
+        )
+
+    def _drop_progress(self) -> None:
         for old in (self.part, self.spool):
             old.unlink(missing_ok=True)
-        for folder in (self.valkey, self.logs):
-            shutil.rmtree(folder, ignore_errors=True)
-        self._save(RunState(run_id=secrets.token_hex(12), input_sha256=found.sha256, model=model))
+        shutil.rmtree(self.valkey, ignore_errors=True)
 
     def _check_same(self, earlier: RunState, found: Survey, model: RunModel | None) -> None:
         if earlier.input_sha256 != found.sha256:
+            if earlier.input not in ("", _shown(self.source)):
+                begun_with = f"{self.output} was begun with another file, {earlier.input}"
+                raise InputChanged(f"{begun_with}; give that again, or --restart starts over")
             raise InputChanged(
                 f"{self.source} has changed since the run for {self.output} began; --restart starts over"
             )
@@ -191,6 +217,11 @@ class RunFolder:
         fresh.replace(self._state_file)
         sync_folder(self.folder)
         self._state = state
+
+
+def _shown(path: Path) -> str:
+    """As it is found from any folder, and can be written as JSON."""
+    return os.fsencode(os.path.normpath(path.absolute())).decode(errors="replace")
 
 
 def _check_output(source: Path, output: Path) -> None:

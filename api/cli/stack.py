@@ -6,10 +6,8 @@ Knows the settings of the roles and that each is started with `python -m`; impor
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import os
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -20,6 +18,7 @@ import aiohttp
 
 from api.cli.state import make_folder
 from api.cli.supervisor import Command, Supervisor
+from api.listener import open_listener
 from shared.bus.embedded import EmbeddedServer
 from shared.settings import CONFIG_VARIABLE, ConfigError, RunSettings, ServeSettings
 
@@ -118,23 +117,15 @@ def check_model(model: str) -> None:
 
 
 def free_port(host: str) -> int:
-    """A port that nobody listens on just now."""
-    with socket.create_server((host, 0), family=_family(host)) as listener:
+    """A port that nobody listens on just now. Raises ConfigError when there is no such host here."""
+    with open_listener(host, 0) as listener:
         port: int = listener.getsockname()[1]
         return port
 
 
 def check_port_is_free(place: Place) -> None:
     """Raise ConfigError when somebody listens there: said now, it is not lost among what the roles say."""
-    try:
-        socket.create_server((place.host, place.port), family=_family(place.host)).close()
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)  # a name not found
-        raise ConfigError(f"cannot listen on {place.host}:{place.port}: {reason} (see --port)") from None
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
+    open_listener(place.host, place.port).close()
 
 
 def role_command(module: str, *arguments: str) -> tuple[str, ...]:
@@ -198,17 +189,24 @@ async def _wait_until_healthy(url: str, needs_worker: bool, tell: Callable[[str]
     started = told = clock()
     timeout = aiohttp.ClientTimeout(total=5)
     async with aiohttp.ClientSession(timeout=timeout) as session:
-        while True:
-            state = "starting"
-            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-                async with session.get(f"{url}/health") as response:
-                    if response.status == 200 or (response.status == 503 and not needs_worker):
-                        return
-                    state = "loading the model"
+        while missing := await _missing(session, url, needs_worker):
             if clock() - told >= TELL_S:
                 told = clock()
-                tell(f"{state} ... {told - started:.0f} s")
+                tell(f"not ready after {told - started:.0f} s: {missing}")
             await asyncio.sleep(0.1)
+
+
+async def _missing(session: aiohttp.ClientSession, url: str, needs_worker: bool) -> str | None:
+    """Why requests are not answered yet, in the API's own words; None when they are."""
+    try:
+        async with session.get(f"{url}/health") as response:
+            content = await response.json()
+    except (aiohttp.ClientError, TimeoutError, ValueError):
+        return "the API is starting"
+    if response.status == 200 or (not needs_worker and content["status"] != "redis unavailable"):
+        return None
+    message: str = content["error"]["message"]
+    return message
 
 
 def _without_password(url: str) -> str:

@@ -67,7 +67,9 @@ def test_a_taken_port_is_one_sentence(redis_process: RedisProcess) -> None:
             check=False,
         )
     assert refusal.returncode == 2
-    assert refusal.stderr == f"slotstream api: cannot listen on 127.0.0.1 port {port}: Address already in use\n"
+    assert refusal.stderr == (
+        f"slotstream api: cannot listen on 127.0.0.1 port {port}: Address already in use (see --port)\n"
+    )
 
 
 def test_a_url_that_is_none_is_one_sentence() -> None:

@@ -1,26 +1,32 @@
 """`python -m tests.chaos`: a long run on each server, with a table of what was done and found.
 
-It ends with 1 if there is a violation.
+It ends with 1 if there is a violation, and with 130 after Ctrl-C.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import secrets
 import shutil
+import signal
 import sys
 import tempfile
 from collections import Counter
+from multiprocessing import forkserver
 from pathlib import Path
 
 import uvloop
 
+from shared import telemetry
 from tests.chaos.checker import Violation
 from tests.chaos.run import Outcome, Plan, play
 from tests.chaos.server import binary_of
 
 JOBS_PER_S = 25
 GAP_S = 0.6
+SECONDS_PER_PLANNED = 1.5
+"""Of a whole run: there is a start, and after the last fault everybody gets what they wanted."""
 SERVERS = ("valkey", "redis7")
 MOST_SHOWN = 10
 """Of one check."""
@@ -33,8 +39,17 @@ def main() -> int:
     parser.add_argument("--server", choices=SERVERS, action="append", help="default: both")
     parser.add_argument("--no-fence", action="store_true", help="without the comparison of leases: must go wrong")
     given = parser.parse_args()
+    _start_nursery()
     results = [_is_right(_plan(given, server)) for server in given.server or SERVERS]
     return int(not all(results))
+
+
+def _start_nursery() -> None:
+    """Deaf to Ctrl-C, which the terminal sends to everybody: a worker that is just being born would print a traceback.
+    Those that live are ended by us."""
+    hearing = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    forkserver.ensure_running()
+    signal.signal(signal.SIGINT, hearing)
 
 
 def _is_right(plan: Plan) -> bool:
@@ -45,13 +60,26 @@ def _is_right(plan: Plan) -> bool:
         print(f"{plan.server}: skipped, {error}")
         return True
     folder = Path(tempfile.mkdtemp(prefix=f"chaos-{plan.server}-"))
-    outcome = uvloop.run(play(plan, folder))
+    minutes = max(1, round(plan.duration_s * SECONDS_PER_PLANNED / 60))
+    print(f"{plan.server}: seed {plan.seed}, {plan.n_jobs} jobs, about {minutes} min", flush=True)
+    try:
+        outcome = _played(plan, folder)
+    except KeyboardInterrupt:
+        print(f"stopped; seed {plan.seed}; logs in {folder}", file=sys.stderr)
+        sys.exit(130)
     print(report(outcome), flush=True)
     if outcome.violations:
         print(f"the logs of all processes are in {folder}")
     else:
         shutil.rmtree(folder)
     return not outcome.violations
+
+
+def _played(plan: Plan, folder: Path) -> Outcome:
+    """What our own clients log goes into the folder, as that of the workers does."""
+    with (folder / "clients.log").open("w") as log, contextlib.redirect_stderr(log):
+        telemetry.configure("debug", "json", "clients")
+        return uvloop.run(play(plan, folder))
 
 
 def _plan(given: argparse.Namespace, server: str) -> Plan:

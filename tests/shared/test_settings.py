@@ -45,6 +45,15 @@ def test_a_table_is_for_its_role_alone(elsewhere: Path) -> None:
     assert ServeSettings.load().parallel == 5
 
 
+@pytest.mark.parametrize("more", [{}, {"input": "a", "output": "b"}], ids=["serve", "run"])
+def test_whoever_starts_a_worker_finds_its_table(elsewhere: Path, more: dict[str, str]) -> None:
+    table = "model = 'below.gguf'\nparallel = 3\nlog_level = 'debug'\n"
+    (elsewhere / "slotstream.toml").write_text(f"model = 'top.gguf'\n[worker]\n{table}")
+    settings = RunSettings.load(**more) if more else ServeSettings.load()
+    assert (settings.model, settings.parallel) == ("below.gguf", 3)
+    assert settings.log_level == "info", "other roles would have it too"
+
+
 def test_the_names_are_those_of_llama_server() -> None:
     argv = "-m x.gguf -a name -c 4096 -np 4 -b 512 -ub 256 -t 3 -tb 2 -ngl 7 -fa on -ctk q8_0 -ctv q4_0".split()
     settings = from_flags(WorkerSettings, *argv)

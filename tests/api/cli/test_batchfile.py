@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from api.cli.batchfile import (
     survey,
     unanswered,
 )
+from api.schemas.jobs import ENDPOINTS
 
 
 def line(**changes: Any) -> bytes:
@@ -87,16 +89,19 @@ def test_a_line_in_openais_format_can_be_asked(text: bytes) -> None:
     assert isinstance(check(text), Ask)
 
 
-def test_an_unknown_url_is_told_all_that_are_known() -> None:
-    bad = check(line(url="/v1/files"))
+@pytest.mark.parametrize("url", ["/v1/files", "/v1/rerank", "/tokenize"])
+def test_an_unknown_url_is_told_those_that_a_job_can_stand_for(url: str) -> None:
+    bad = check(line(url=url))
     assert isinstance(bad, BadLine)
-    assert [url for url in batchfile.URLS if url not in bad.message.replace(",", "").split()] == []
+    told = bad.message.partition("cannot be run; ")[2]
+    assert re.findall(r"/[a-z0-9/]+", told) == list(ENDPOINTS)
 
 
 def test_the_first_of_equal_custom_ids_runs_and_the_later_ones_are_errors() -> None:
     checker = LineChecker()
     first, second, other = (
-        checker(RawLine(n, n + 1, text)) for n, text in enumerate([GOOD, line(url="/infill"), line(custom_id="b")])
+        checker(RawLine(n, n + 1, text))
+        for n, text in enumerate([GOOD, line(url="/v1/embeddings"), line(custom_id="b")])
     )
     assert isinstance(first, Ask)
     assert isinstance(second, BadLine)

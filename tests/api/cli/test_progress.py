@@ -31,6 +31,16 @@ def test_rates_are_about_now_and_the_time_left_follows_them() -> None:
     assert (last.tokens_per_second, last.left_s) == (0.0, None)
 
 
+@pytest.mark.parametrize(("total", "enough"), [(100, 5), (1_000_000, 100), (3, 1)])
+def test_the_time_left_is_not_told_by_the_first_few_lines(total: int, enough: int) -> None:
+    clock = Clock()
+    meter = Meter(total=total, clock=clock)
+    meter.note(0, 0, 0)
+    clock.now += 1
+    assert meter.note(enough - 1, 0, 0).left_s is None
+    assert meter.note(enough, 0, 0).left_s == (total - enough) / enough
+
+
 def test_a_resumed_run_does_not_count_what_was_done_before() -> None:
     clock = Clock()
     meter = Meter(total=100, clock=clock)

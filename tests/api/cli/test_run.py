@@ -131,10 +131,11 @@ def test_the_first_failures_are_told_at_the_end_with_their_place_in_the_file(
     done = bulk.run(*go(bulk, jobs_server))
     assert done.returncode == 1
     assert done.stdout.splitlines()[0].startswith("5 lines, 4 failed; ")
-    assert done.stdout.splitlines()[1:4] == [
+    assert done.stdout.splitlines()[1:5] == [
         "  line 2: the line is not JSON: expecting value at column 1",
         "  line 5 (custom_id line-1): too late",
         "  line 6 (custom_id line-2): no such thing",
+        f"  and 1 more in {bulk.output}",
     ]
     assert "line-3" not in done.stdout
 
@@ -419,7 +420,7 @@ def test_an_api_without_jobs_is_said_at_once_and_makes_no_records(bulk: RunComma
         refused = bulk.run("in.jsonl", "-o", "out.jsonl", "--url", url)
         assert refused.returncode == 2
         assert "is not a slotstream" in refused.stderr
-        assert bulk.part.read_bytes() == b""
+    assert bulk.part.read_bytes() == b""
 
 
 def test_a_service_that_is_not_there_is_said_at_once(bulk: RunCommand) -> None:
@@ -431,6 +432,64 @@ def test_a_service_that_is_not_there_is_said_at_once(bulk: RunCommand) -> None:
         assert refused.returncode == 2
         assert refused.stderr.count("\n") == 1
         assert url in refused.stderr
+
+
+def unused_url() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_a_run_that_met_no_service_is_forgotten(bulk: RunCommand, jobs_server: JobsServer) -> None:
+    bulk.write({"say": "x"})
+    assert bulk.run("in.jsonl", "-o", "out.jsonl", "--url", unused_url()).returncode == 2
+    assert [path.name for path in bulk.folder.iterdir() if path.is_file()] == ["in.jsonl"]
+    bulk.source.rename(bulk.folder / "other.jsonl")
+    bulk.write({"say": "y"})
+    done = bulk.run(*go(bulk, jobs_server))
+    assert done.returncode == 0, done.stderr
+    assert bulk.run(*go(bulk, jobs_server), "--restart", "--url", unused_url()).returncode == 2
+    assert "complete already" in bulk.run(*go(bulk, jobs_server)).stderr, "the results are of a run as before"
+
+
+def test_a_run_that_was_taken_up_is_kept_when_its_service_is_away(bulk: RunCommand, jobs_server: JobsServer) -> None:
+    bulk.write({"say": "x", "turn": 99})
+    with bulk.start(*go(bulk, jobs_server)):
+        jobs_server.get("/when?made=1")
+    (state,) = (bulk.folder / "state").rglob("run.json")
+    before = json.loads(state.read_text())
+    assert bulk.run("in.jsonl", "-o", "out.jsonl", "--url", unused_url()).returncode == 2
+    assert json.loads(state.read_text()) == before, "its jobs are found by the run's id"
+
+
+def test_a_bad_model_does_not_keep_the_next_one_out(bulk: RunCommand) -> None:
+    bulk.write({"say": "x"})
+    for name in ("bad.gguf", "worse.gguf"):
+        (bulk.folder / name).write_text("no model")
+        refused = bulk.run("in.jsonl", "-o", "out.jsonl", "-m", name)
+        assert refused.returncode == 2
+        assert name in refused.stderr.splitlines()[-1]
+        assert "begun with" not in refused.stderr
+
+
+def test_another_input_for_the_same_output_is_called_that(bulk: RunCommand, jobs_server: JobsServer) -> None:
+    bulk.write({"say": "x"})
+    assert bulk.run(*go(bulk, jobs_server)).returncode == 0
+    (bulk.folder / "other.jsonl").write_text(bulk.source.read_text().replace("x", "y"))
+    refused = bulk.run("other.jsonl", "-o", "out.jsonl", "--url", jobs_server.url)
+    assert refused.returncode == 2
+    assert f"out.jsonl was begun with another file, {bulk.source}; " in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [([], "the same command goes on from here"), (["--restart"], "the same command without --restart goes on")],
+)
+def test_a_stop_says_how_to_go_on(bulk: RunCommand, jobs_server: JobsServer, more: list[str], sentence: str) -> None:
+    bulk.write({"say": "x", "turn": 99})
+    with bulk.start(*go(bulk, jobs_server), *more) as stopped:
+        jobs_server.get("/when?made=1")
+        stopped.process.send_signal(signal.SIGINT)
+        assert stopped.lines.read().endswith(f"slotstream run: stopped; {sentence}\n")
 
 
 def test_a_state_that_cannot_be_read_is_no_state(bulk: RunCommand, jobs_server: JobsServer) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+import re
 import signal
 import socket
 import subprocess
@@ -8,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from api.cli import main, stack
 from api.cli.run import NO_API_KEY
 from api.cli.stack import Place, config_of, free_port
+from api.cli.supervisor import Command, Supervisor
 from shared.settings import ApiSettings
-from tests.api.cli.conftest import RunCommand, environment
+from tests.api.cli.conftest import ROOT, RunCommand, environment
 
 
 def serve(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -32,7 +36,7 @@ def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
         refused = serve(tmp_path, "-m", "demo", "--port", str(port))
     assert refused.returncode == 2
     assert refused.stderr == (
-        f"slotstream serve: cannot listen on 127.0.0.1:{port}: Address already in use (see --port)\n"
+        f"slotstream serve: cannot listen on 127.0.0.1 port {port}: Address already in use (see --port)\n"
     )
 
 
@@ -54,6 +58,25 @@ def test_serve_says_that_a_model_file_is_missing_before_anything_starts(tmp_path
     assert refused.returncode == 2
     assert refused.stderr == "slotstream serve: the model nothing.gguf does not exist (see --model)\n"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("way", ["flag", "variable"])
+@pytest.mark.parametrize("command", ["serve", "run"])
+def test_the_model_of_the_readmes_settings_file_is_found(
+    command: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (block,) = re.findall(r"^```toml\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "our.toml").write_text(block.replace("/models/", f"{tmp_path}/"))
+    monkeypatch.setenv("SLOTSTREAM_STATE_DIR", str(tmp_path / "state"))
+    files = ["in.jsonl", "-o", "out.jsonl"] if command == "run" else []
+    if way == "flag":
+        files += ["--config", str(tmp_path / "our.toml")]
+    else:
+        monkeypatch.setenv("SLOTSTREAM_CONFIG", str(tmp_path / "our.toml"))
+    assert main([command, *files]) == 2
+    assert capsys.readouterr().err == (
+        f"slotstream {command}: the model {tmp_path}/model.gguf does not exist (see --model)\n"
+    )
 
 
 def test_a_stack_of_runs_own_has_no_key_although_the_settings_file_has_one(
@@ -81,6 +104,37 @@ def test_a_stop_while_it_starts_leaves_nothing_behind(tmp_path: Path) -> None:
         rest = process.stderr.read()
         assert process.wait(30) == 0, rest
     assert rest.endswith("slotstream serve: stopped\n")
+
+
+@pytest.mark.parametrize("needs_worker", [True, False])
+async def test_a_start_that_waits_says_what_health_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needs_worker: bool
+) -> None:
+    monkeypatch.setattr(stack, "TELL_S", 0.2)
+    place = Place(tmp_path, "127.0.0.1", free_port("127.0.0.1"))
+    variables = environment(
+        SLOTSTREAM_REDIS_URL=f"unix://{tmp_path}/nobody.sock",
+        SLOTSTREAM_HOST=place.host,
+        SLOTSTREAM_PORT=str(place.port),
+    )
+    api = Command("api", stack.role_command("api"), variables, tmp_path / "api.log")
+    is_said = asyncio.Event()
+
+    def tell(text: str) -> None:
+        if "Redis" in text:
+            is_said.set()
+        else:
+            assert text.endswith("the API is starting")
+
+    async with Supervisor([api], say=print) as supervisor:
+        ready = asyncio.create_task(
+            stack.Stack(supervisor, place, "").become_ready(needs_worker=needs_worker, tell=tell)
+        )
+        said = asyncio.create_task(is_said.wait())
+        async with asyncio.timeout(45):
+            await asyncio.wait((ready, said), return_when=asyncio.FIRST_COMPLETED)
+        assert is_said.is_set() and not ready.done()
+        ready.cancel()
 
 
 def test_the_config_file_is_handed_on() -> None:
