@@ -35,7 +35,7 @@ MOST_SHOWN = 10
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10_000), help="default: another each time")
-    parser.add_argument("--jobs", type=int, default=2000, help="on each server (default: 2000)")
+    parser.add_argument("--jobs", type=int, default=2200, help="orders on each server; repeated ones make no job (default: %(default)s)")
     parser.add_argument("--server", choices=SERVERS, action="append", help="default: both")
     parser.add_argument("--no-fence", action="store_true", help="without the comparison of leases: must go wrong")
     given = parser.parse_args()
@@ -61,7 +61,7 @@ def _is_right(plan: Plan) -> bool:
         return True
     folder = Path(tempfile.mkdtemp(prefix=f"chaos-{plan.server}-"))
     minutes = max(1, round(plan.duration_s * SECONDS_PER_PLANNED / 60))
-    print(f"{plan.server}: seed {plan.seed}, {plan.n_jobs} jobs, about {minutes} min", flush=True)
+    print(f"{plan.server}: seed {plan.seed}, {plan.n_jobs} orders, about {minutes} min", flush=True)
     try:
         outcome = _played(plan, folder)
     except KeyboardInterrupt:

@@ -25,7 +25,7 @@ def test_ctrl_c_is_one_line_and_leaves_logs_and_nobody(tmp_path: Path) -> None:
     ) as run:
         try:
             assert run.stdout is not None
-            assert run.stdout.readline() == "valkey: seed 7, 2000 jobs, about 2 min\n"
+            assert run.stdout.readline() == "valkey: seed 7, 2200 orders, about 2 min\n"
             folder = _until_workers_are_there(tmp_path)
             os.killpg(run.pid, signal.SIGINT)  # a terminal tells all of them
             said, complaint = run.communicate(timeout=30)
