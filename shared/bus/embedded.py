@@ -109,7 +109,9 @@ class EmbeddedServer:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 if time.monotonic() > give_up_at:
-                    raise ConfigError(f"--state-dir: {state_dir} is in use by another slotstream; name another") from None
+                    raise ConfigError(
+                        f"--state-dir: {state_dir} is in use by another slotstream; name another"
+                    ) from None
                 time.sleep(0.05)
             else:
                 return

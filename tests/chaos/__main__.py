@@ -35,7 +35,9 @@ MOST_SHOWN = 10
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10_000), help="default: another each time")
-    parser.add_argument("--jobs", type=int, default=2200, help="orders on each server; repeated ones make no job (default: %(default)s)")
+    parser.add_argument(
+        "--jobs", type=int, default=2200, help="orders on each server; repeated ones make no job (default: %(default)s)"
+    )
     parser.add_argument("--server", choices=SERVERS, action="append", help="default: both")
     parser.add_argument("--no-fence", action="store_true", help="without the comparison of leases: must go wrong")
     given = parser.parse_args()
