@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
-from shared.bus import EmbeddedServer, LeaseKeeper, open_bus
+from shared.bus import Claimed, EmbeddedServer, Lease, LeaseKeeper, Wanted, open_bus
+from shared.jobs import Completion, Job, Tokenize
 from shared.settings import BusSettings
 from tests.chaos.engine import ByteModel, ScriptedEngine
 from worker.engine import EngineConfig
-from worker.held import HeldJobs
+from worker.held import Held, HeldJobs
 from worker.intake import Registrar
 from worker.publisher import Publisher
-from worker.puller import Hands, Puller, Station, bulk_window
+from worker.puller import QUICK_JOBS, Hands, Puller, Station, bulk_window
 
 
 @pytest.mark.parametrize(("n_waiting", "window"), [(0, 1), (4, 1), (8, 2), (20, 5), (32, 8), (10_000, 8)])
@@ -23,22 +26,46 @@ def test_the_window_beyond_the_slots_shrinks_with_the_backlog(n_waiting: int, wi
     assert bulk_window(n_waiting, n_slots=8) == window
 
 
+@asynccontextmanager
+async def pulling(settings: BusSettings, n_slots: int = 1) -> AsyncIterator[tuple[Puller, HeldJobs]]:
+    async with open_bus(settings, name="test") as bus:
+        publisher = Publisher(bus.queue, held := HeldJobs(), "w")
+        engine = ScriptedEngine(EngineConfig(Path("x.gguf")), publisher.post, note=lambda _: None)
+        keeper = LeaseKeeper(settings, "w", is_alive=lambda: True, on_cancel=publisher.cancel, on_lost=publisher.lose)
+        yield (
+            Puller(
+                bus.queue,
+                bus.log,
+                Hands(engine, held, publisher, keeper),
+                Registrar(ByteModel(Path("x.gguf")), n_ctx=64, n_ubatch=64),
+                Station("w", "m", n_slots=n_slots, lease_s=settings.lease_s),
+            ),
+            held,
+        )
+
+
+def claimed(number: int, request: Completion | Tokenize, deaths: int = 0) -> Held:
+    job = Job(id=f"job_0_{number}", model="m", request=request)
+    lease = Lease(job.id, f"w:{number}:0")
+    return Held(Claimed(job, lease, attempt=1, deaths=deaths, n_events=0, enqueued_at=0, deadline_at=9, now=1))
+
+
+async def test_what_is_held_is_wanted_no_more(tmp_path: Path) -> None:
+    async with pulling(BusSettings(redis_url=f"unix://{tmp_path}/nobody.sock"), n_slots=4) as (puller, held):
+        assert puller.wanted() == Wanted(quick=QUICK_JOBS, interactive=4, bulk=5, suspects=1)
+        held.add(claimed(1, Completion(prompt="a"), deaths=1))
+        held.add(claimed(2, Tokenize(content="a")))
+        assert puller.wanted() == Wanted(quick=QUICK_JOBS - 1, interactive=3, bulk=4, suspects=1)
+        held.add(claimed(3, Completion(prompt="a"), deaths=2))
+        assert puller.wanted() == Wanted(quick=QUICK_JOBS - 1, interactive=2, bulk=3, suspects=0)
+
+
 async def test_a_server_that_is_away_at_the_start_is_listened_to_when_it_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shared.bus.subscriber.CONNECT_TIMEOUT_S", 0.05)
     settings = BusSettings(redis_url=f"unix://{tmp_path}/valkey.sock")
-    async with open_bus(settings, name="test") as bus:
-        publisher = Publisher(bus.queue, held := HeldJobs(), "w")
-        engine = ScriptedEngine(EngineConfig(Path("x.gguf")), publisher.post, note=lambda _: None)
-        keeper = LeaseKeeper(settings, "w", is_alive=lambda: True, on_cancel=publisher.cancel, on_lost=publisher.lose)
-        puller = Puller(
-            bus.queue,
-            bus.log,
-            Hands(engine, held, publisher, keeper),
-            Registrar(ByteModel(Path("x.gguf")), n_ctx=64, n_ubatch=64),
-            Station("w", "m", n_slots=1, lease_s=settings.lease_s),
-        )
+    async with pulling(settings) as (puller, _):
         puller.sweep = (has_heard := asyncio.Event()).set
         with capture_logs() as lines:
             listening = asyncio.create_task(puller.listen())

@@ -410,7 +410,7 @@ class TestLostLeases:
     async def test_a_server_that_was_away_takes_nobodys_silence_for_death(
         self, bus_settings: BusSettings, behind: Behind
     ) -> None:
-        settings = bus_settings.model_copy(update={"lease_s": 0.5})
+        settings = bus_settings.model_copy(update={"lease_s": 1.0})
         async with open_bus(settings, name="test") as bus:
             job = await queued(bus)
             with keeper(settings, "w1"), keeper(settings, "w2"):
