@@ -50,7 +50,7 @@ def measure(given: argparse.Namespace) -> str:
 async def _measure(url: str, n_rounds: int, n_pipelines: int) -> list[Round]:
     async with open_bus(BusSettings(redis_url=SecretStr(url)), name="bench") as bus, Redis.from_url(url) as bare:
         for _ in range(N_JOBS):
-            await bus.queue.enqueue(Job(id=bus.queue.new_job_id(), model=MODEL, request=Completion(prompt="")))
+            await bus.queue.enqueue(Job(id=bus.queue.new_job_id(), model=MODEL, request=Completion(prompts=("",))))
         claimed = await bus.queue.claim("worker", MODEL, Wanted(0, N_JOBS, 0))
         assert len(claimed) == N_JOBS
         rounds = []

@@ -57,6 +57,25 @@ class Progress(Wire):
     time_ms: float
 
 
+class Logprob(Wire):
+    """How likely a token was: the natural logarithm of its probability, finite."""
+
+    id: int
+    piece: str
+    """Its bytes in base64."""
+    logprob: float
+
+    @property
+    def piece_bytes(self) -> bytes:
+        return base64.b64decode(self.piece)
+
+
+class ChosenLogprob(Logprob):
+    """The same of the token that was chosen, and of the likeliest ones, likeliest first."""
+
+    top: tuple[Logprob, ...] = ()
+
+
 class Tokens(Wire):
     """One token, or several whose text was held back until now. Ids are what a retry continues from."""
 
@@ -64,6 +83,12 @@ class Tokens(Wire):
     index: int = 0
     ids: tuple[int, ...]
     text: str
+    logprobs: tuple[ChosenLogprob, ...] = ()
+    """One for each id, when asked for."""
+    memory: tuple[float, ...] = ()
+    """What the sampler remembers behind the last id and no replay of ids would rebuild: mirostat's mu, say."""
+    timings: Timings | None = None
+    """As of the last id, when asked for."""
 
 
 class Answer(Wire):
@@ -83,6 +108,8 @@ class Answer(Wire):
     id_slot: int = -1
     seed: int
     """The seed that was used, also when none was asked for."""
+    logprobs: tuple[ChosenLogprob, ...] = ()
+    """Of every token whose text is in `text`, when asked for."""
     timings: Timings = Timings()
 
 

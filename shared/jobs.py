@@ -41,23 +41,89 @@ Prompt = str | tuple[int | str, ...]
 """Text, or token ids and pieces of text in any mix."""
 
 
+class SamplerKind(StrEnum):
+    """A step of the chain that narrows or reshapes what can be chosen; llama.cpp's names, and the seed's `tfs_z`."""
+
+    PENALTIES = "penalties"
+    DRY = "dry"
+    TOP_N_SIGMA = "top_n_sigma"
+    TOP_K = "top_k"
+    TYPICAL_P = "typ_p"
+    TOP_P = "top_p"
+    MIN_P = "min_p"
+    XTC = "xtc"
+    TEMPERATURE = "temperature"
+    TAIL_FREE = "tfs_z"
+    ADAPTIVE_P = "adaptive_p"
+
+
+DEFAULT_SAMPLERS = (
+    SamplerKind.PENALTIES,
+    SamplerKind.DRY,
+    SamplerKind.TOP_N_SIGMA,
+    SamplerKind.TOP_K,
+    SamplerKind.TYPICAL_P,
+    SamplerKind.TOP_P,
+    SamplerKind.MIN_P,
+    SamplerKind.XTC,
+    SamplerKind.TEMPERATURE,
+)
+
+
 class Sampling(Wire):
-    """How the next token is chosen. Names, defaults and meaning are llama.cpp's; order is the default chain's."""
+    """How the next token is chosen. Names, defaults and meaning are llama.cpp's."""
 
     seed: int | None = Field(None, ge=0, le=0xFFFFFFFF)
+    samplers: tuple[SamplerKind, ...] = DEFAULT_SAMPLERS
+    """In this order; a step that is not named is left out, as are all of them under mirostat."""
     temperature: float = 0.8
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
     top_k: int = 40
     top_p: float = 0.95
     min_p: float = 0.05
     typical_p: float = 1.0
+    top_n_sigma: float = -1.0
+    tfs_z: float = 1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
     min_keep: int = Field(0, ge=0)
     repeat_last_n: int = Field(64, ge=-1)
+    """Tokens that the penalties look back on; -1 is the context's size."""
     repeat_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    penalize_nl: bool = True
+    penalty_prompt: Prompt | None = None
+    """What the penalties look back on at first, instead of the prompt."""
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = Field(2, ge=0)
+    dry_penalty_last_n: int = Field(-1, ge=-1)
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    mirostat: Literal[0, 1, 2] = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    adaptive_target: float = -1.0
+    adaptive_decay: float = 0.9
     ignore_eos: bool = False
-    logit_bias: tuple[tuple[int, float | None], ...] = ()
-    """(token id, bias); None bans the token."""
+    logit_bias: tuple[tuple[int | str, float | None], ...] = ()
+    """(token id, or a text whose tokens are all meant; bias); None bans the token."""
+
+
+class Constraint(Wire):
+    """What the text must be a sentence of."""
+
+    syntax: Literal["gbnf", "json_schema", "regex"]
+    text: str
+    """The grammar or pattern; of a schema its JSON."""
+
+
+class Truncation(StrEnum):
+    """How a prompt that does not fit is cut behind the tokens that are kept."""
+
+    BLOCKS = "blocks"  # llama.cpp of 2024: whole halves of what is not kept go, so there is room to generate
+    TAIL = "tail"  # ollama: as many go as do not fit
 
 
 class Generation(Wire):
@@ -65,14 +131,67 @@ class Generation(Wire):
 
     n_predict: int = Field(-1, ge=-1)
     """Tokens to generate at most; -1 to the end of the context, 0 evaluates the prompt only."""
+    n: int = Field(1, ge=1)
+    """Choices for each prompt."""
     stop: tuple[str, ...] = ()
     sampling: Sampling = Sampling()
+    constraint: Constraint | None = None
     cache_prompt: bool = True
+    n_keep: int = Field(0, ge=-1)
+    """Tokens at the beginning that neither truncation nor a shift takes away; -1 keeps the whole prompt."""
+    n_discard: int = Field(0, ge=0)
+    """Tokens behind the kept ones that a context shift drops; 0 is half of them."""
+    truncate: Truncation | None = None
+    """What to do with a prompt that does not fit; None refuses it."""
+    shift: bool | None = None
+    """Whether a full context is shifted or ends the text; None leaves it to the worker."""
+    t_max_predict_ms: int = Field(-1, ge=-1)
+    """Once a line was begun, no longer than this from the first token on; -1 for no limit, as is 0."""
+    n_indent: int = Field(0, ge=0)
+    """A line that is less indented than this ends the text."""
+    n_probs: int = Field(0, ge=0)
+    """Likeliest alternatives that are told with each token."""
+    has_logprobs: bool = False
+    """Whether each token's own is told, also when `n_probs` is 0."""
+    post_sampling_probs: bool = False
+    """Whether they are those after the sampler chain."""
+    timings_per_token: bool = False
+
+    @property
+    def n_prompts(self) -> int:
+        return 1
+
+    @property
+    def n_sequences(self) -> int:
+        """Choice `c` of prompt `p` has the index `p * n + c`."""
+        return self.n_prompts * self.n
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.has_logprobs or self.n_probs > 0
 
 
 class Completion(Generation):
     kind: Literal["completion"] = "completion"
-    prompt: Prompt
+    prompts: tuple[Prompt, ...] = Field(min_length=1)
+    system_prompt: Prompt | None = None
+    """Stands before each prompt; None is the worker's own."""
+
+    @property
+    def n_prompts(self) -> int:
+        return len(self.prompts)
+
+
+class Infill(Generation):
+    """What stands between two texts; refused by a model that was not made for it."""
+
+    kind: Literal["infill"] = "infill"
+    prefix: Prompt = ""
+    suffix: Prompt = ""
+    prompt: Prompt = ""
+    """What is written already, at the cursor."""
+    extra: tuple[tuple[str, str], ...] = ()
+    """Other files, as (name, text)."""
 
 
 class Chat(Generation):
@@ -115,7 +234,9 @@ class ApplyTemplate(Wire):
 QuickRequest = Tokenize | Detokenize | ApplyTemplate
 """What is answered in a moment and needs no slot."""
 
-Request = Annotated[Completion | Chat | Embedding | Tokenize | Detokenize | ApplyTemplate, Field(discriminator="kind")]
+Request = Annotated[
+    Completion | Infill | Chat | Embedding | Tokenize | Detokenize | ApplyTemplate, Field(discriminator="kind")
+]
 
 
 class Job(Wire):
@@ -137,6 +258,11 @@ class Job(Wire):
     @property
     def is_quick(self) -> bool:
         return isinstance(self.request, QuickRequest)
+
+    @property
+    def n_slots(self) -> int:
+        """How many it would like to have at once."""
+        return self.request.n_sequences if isinstance(self.request, Generation) else 1
 
     @property
     def queue(self) -> str:
@@ -170,7 +296,7 @@ class JobRecord(Wire):
         return self.finished.failure if self.finished else None
 
 
-VERSION = 1
+VERSION = 2
 """Of jobs as they travel. Raise it when a request means something that an older worker would misread or refuse: such
 jobs wait for newer workers. A new field that may be dropped needs no new version."""
 

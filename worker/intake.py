@@ -81,10 +81,10 @@ class Registrar:
         self, claimed: Claimed, request: Completion | Chat, produced: Mapping[int, tuple[int, ...]]
     ) -> Intake:
         self._check_may_fit(request)
-        prompt = self._chat(request) if isinstance(request, Chat) else self._tokens(request.prompt, "prompt")
+        prompt = self._chat(request) if isinstance(request, Chat) else self._tokens(request.prompts[0], "prompt")
         self._check_fits(prompt)
         for token, _ in request.sampling.logit_bias:
-            if not 0 <= token < self._n_vocab:
+            if isinstance(token, str) or not 0 <= token < self._n_vocab:
                 raise InvalidRequest(f"token {token} is not in the vocabulary", param="logit_bias")
         task = GenerateTask(
             key=SequenceKey(claimed.job.id, 0, claimed.lease.mark),
@@ -163,7 +163,7 @@ class Registrar:
             texts = [message.get("content") or "" for message in request.messages]
             n_least = len(texts)  # a template writes something for each message
         else:
-            pieces = (request.prompt,) if isinstance(request.prompt, str) else request.prompt
+            pieces = (request.prompts[0],) if isinstance(request.prompts[0], str) else request.prompts[0]
             texts = [piece for piece in pieces if isinstance(piece, str)]
             n_least = len(pieces) - len(texts)
         n_bytes = sum(len(text.encode()) for text in texts)

@@ -45,7 +45,7 @@ def completion(fields: dict[str, Any]) -> Ask:
     check_response_format(fields)
     sampling, limit, stops = typed.sampling(), typed.limit(), tuple(typed.stop)
     requests = tuple(
-        Completion(prompt=prompt, n_predict=limit, stop=stops, sampling=sampling, cache_prompt=typed.cache_prompt)
+        Completion(prompts=(prompt,), n_predict=limit, stop=stops, sampling=sampling, cache_prompt=typed.cache_prompt)
         for prompt in prompts
     )
     return Ask(

@@ -116,7 +116,9 @@ def completions(fields: dict[str, Any]) -> Ask:
     sampling, limit, stops = typed.sampling(), typed.limit(), tuple(typed.stop)
     return Ask(
         requests=tuple(
-            Completion(prompt=prompt, n_predict=limit, stop=stops, sampling=sampling, cache_prompt=typed.cache_prompt)
+            Completion(
+                prompts=(prompt,), n_predict=limit, stop=stops, sampling=sampling, cache_prompt=typed.cache_prompt
+            )
             for prompt in prompts
         ),
         shape=lambda origin: TextShape(origin, n_choices=len(prompts), has_usage=typed.stream_options.include_usage),

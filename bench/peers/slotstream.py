@@ -13,7 +13,7 @@ from shared.events import Finished
 from shared.jobs import Completion, Job, Lane
 from shared.settings import BusSettings
 
-MODEL, REQUEST, DONE = "none", Completion(prompt="", n_predict=0), Finished(status="succeeded")
+MODEL, REQUEST, DONE = "none", Completion(prompts=("",), n_predict=0), Finished(status="succeeded")
 PRODUCERS, CLAIMERS, SLOTS = 128, 4, 64
 POLL_S = 0.25
 """As a worker does: a wake-up may be lost."""

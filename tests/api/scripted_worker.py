@@ -206,7 +206,8 @@ class Performance:
 def prompt_of(request: Completion | Chat) -> str:
     if isinstance(request, Chat):
         return str(request.messages[-1]["content"])
-    return request.prompt if isinstance(request.prompt, str) else f"say {request.prompt}"
+    (prompt,) = request.prompts
+    return prompt if isinstance(prompt, str) else f"say {prompt}"
 
 
 def failed(error: PromptTooLong | WorkerDied) -> Finished:

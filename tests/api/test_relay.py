@@ -72,7 +72,7 @@ async def test_an_error_of_the_block_goes_through() -> None:
 
 
 def jobs(n_jobs: int, deadline_s: float = 60) -> list[Job]:
-    request = Completion(prompt="x")
+    request = Completion(prompts=("x",))
     return [Job(id=f"job_0_{i}", model="m", request=request, deadline_s=deadline_s) for i in range(n_jobs)]
 
 

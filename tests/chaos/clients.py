@@ -68,7 +68,7 @@ class Clients:
         job = Job(
             id=self._bus.queue.new_job_id(order.idempotency_key, order.tenant),
             model=MODEL,
-            request=Completion(prompt=POISON if order.is_poison else "speak", n_predict=order.n_tokens),
+            request=Completion(prompts=(POISON if order.is_poison else "speak",), n_predict=order.n_tokens),
             lane=order.lane,
             tenant=order.tenant,
             deadline_s=order.deadline_s,

@@ -169,7 +169,7 @@ class ScriptedEngine:
         self._waiting.sort(key=lambda task: task.lane.value == "bulk")
         while self._waiting and len(self._running) < self._n_slots:
             task = self._waiting.pop(0)
-            if task.request.prompt == POISON:
+            if task.request.prompts == (POISON,):
                 os.kill(os.getpid(), signal.SIGKILL)
             self._running.append(_Recital.of(task))
 

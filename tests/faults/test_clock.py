@@ -94,7 +94,7 @@ async def test_17_a_clock_that_is_set_kills_nobody_and_costs_no_word(
     settings = BusSettings(redis_url=server.url, lease_s=LEASE_S)
     async with open_bus(settings, name="test") as bus:
         jobs = [
-            Job(id=bus.queue.new_job_id(), model="m", request=Completion(prompt="x"), deadline_s=DEADLINE_S)
+            Job(id=bus.queue.new_job_id(), model="m", request=Completion(prompts=("x",)), deadline_s=DEADLINE_S)
             for _ in range(4)
         ]
         for job in jobs:

@@ -51,7 +51,7 @@ async def test_20_a_reader_of_a_byte_a_second_costs_no_memory_and_holds_nobody_u
 
 async def a_claimed_job(bus: Bus) -> Claimed:
     """Of a model that no worker here has."""
-    job = Job(id=bus.queue.new_job_id(), model="other", request=Completion(prompt="Hi"), is_durable=True)
+    job = Job(id=bus.queue.new_job_id(), model="other", request=Completion(prompts=("Hi",)), is_durable=True)
     await bus.queue.enqueue(job)
     [claimed] = await bus.queue.claim("test", "other", Wanted(0, 1, 0))
     return claimed

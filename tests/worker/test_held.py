@@ -14,7 +14,7 @@ from worker.held import Held, HeldJobs
 
 
 def held(lane: Lane = Lane.INTERACTIVE, expected: int = 1) -> Held:
-    job = Job(id="job_0_00", model="m", request=Completion(prompt="Hi"), lane=lane)
+    job = Job(id="job_0_00", model="m", request=Completion(prompts=("Hi",)), lane=lane)
     claimed = Claimed(
         job, Lease(job.id, "w:1:a0"), attempt=1, deaths=0, n_events=0, enqueued_at=0, deadline_at=9, now=1
     )

@@ -24,7 +24,7 @@ async def bus(embedded_settings: BusSettings) -> AsyncIterator[Bus]:
 
 
 async def claimed_job(bus: Bus, lane: Lane = Lane.INTERACTIVE) -> Claimed:
-    job = Job(id=bus.queue.new_job_id(), model="m", request=Completion(prompt="Hi"), lane=lane)
+    job = Job(id=bus.queue.new_job_id(), model="m", request=Completion(prompts=("Hi",)), lane=lane)
     await bus.queue.enqueue(job)
     [claimed] = await bus.queue.claim("w", "m", Wanted(0, 1, 1))
     return claimed

@@ -53,10 +53,10 @@ def claimed(number: int, request: Completion | Tokenize, deaths: int = 0) -> Hel
 async def test_what_is_held_is_wanted_no_more(tmp_path: Path) -> None:
     async with pulling(BusSettings(redis_url=f"unix://{tmp_path}/nobody.sock"), n_slots=4) as (puller, held):
         assert puller.wanted() == Wanted(quick=QUICK_JOBS, interactive=4, bulk=5, suspects=1)
-        held.add(claimed(1, Completion(prompt="a"), deaths=1))
+        held.add(claimed(1, Completion(prompts=("a",)), deaths=1))
         held.add(claimed(2, Tokenize(content="a")))
         assert puller.wanted() == Wanted(quick=QUICK_JOBS - 1, interactive=3, bulk=4, suspects=1)
-        held.add(claimed(3, Completion(prompt="a"), deaths=2))
+        held.add(claimed(3, Completion(prompts=("a",)), deaths=2))
         assert puller.wanted() == Wanted(quick=QUICK_JOBS - 1, interactive=2, bulk=3, suspects=0)
 
 

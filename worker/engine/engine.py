@@ -40,7 +40,7 @@ from worker.engine.llama import (
 )
 from worker.engine.meter import Meter
 from worker.engine.plan import Pace, Plan
-from worker.engine.sampling import NO_TOKEN, choose
+from worker.engine.sampling import NO_TOKEN, Choice, choose
 from worker.engine.schedule import Schedule
 from worker.engine.scribe import Chosen, Ended, EngineEvent, Line, OnEvents, Prefilled, Said, Scribe
 from worker.engine.sequence import Completed, Discarded, Ending, Failed, Phase, Sequence
@@ -326,14 +326,14 @@ class Engine:
         if len(choosing) < len(rows):
             logits = logits[[row for row, _ in choosing]]
         sequences = [sequence for _, sequence in choosing]
-        tokens = choose(
+        choices = choose(
             logits,
             [sequence.sampler for sequence in sequences],
             [sequence.resident.n_tokens for sequence in sequences],
         )
-        for sequence, token in zip(sequences, tokens, strict=True):
-            self._choose(sequence, token, now)
-        self._meter.chose(len(tokens), now)
+        for sequence, choice in zip(sequences, choices, strict=True):
+            self._choose(sequence, choice, now)
+        self._meter.chose(len(choices), now)
 
     def _commit(self, sequence: Sequence, n_tokens: int, now: float) -> None:
         sequence.computed(n_tokens, now)
@@ -353,15 +353,15 @@ class Engine:
         sequence.n_told = n_processed
         self._lines.append(Prefilled(sequence, n_processed, at))
 
-    def _choose(self, sequence: Sequence, token: int, now: float) -> None:
-        if token == NO_TOKEN:
+    def _choose(self, sequence: Sequence, choice: Choice, now: float) -> None:
+        if choice.token == NO_TOKEN:
             error: SlotstreamError = EngineFailed("no token can be chosen: the model's logits are not numbers")
             if sequence.task.request.sampling.logit_bias:
                 error = InvalidRequest("no token can be chosen: all are banned", param="logit_bias")
             self._end(sequence, Failed(error))
             return
-        sequence.choose(token, now)
-        self._lines.append(Chosen(sequence, token, sequence.ending, now))
+        sequence.choose(choice.token, now)
+        self._lines.append(Chosen(sequence, choice, sequence.sampler.memory, sequence.ending, now))
 
     def _make_room(self, plan: Plan[Sequence]) -> None:
         """No cells for this plan: give up what nobody uses, then ask for less, then end the newest

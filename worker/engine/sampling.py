@@ -79,6 +79,11 @@ class Sampler:
         self._window = PenaltyWindow(sampling.repeat_last_n) if has_penalties else None
         self.is_shaping = bool(biases) or has_penalties
 
+    @property
+    def memory(self) -> tuple[float, ...]:
+        """What a replay of ids would not rebuild; to be given to `restore` when another attempt goes on from here."""
+        return ()
+
     def accept(self, token: int) -> None:
         """A token of the prompt, or one that was chosen."""
         if self._window is not None:
@@ -127,11 +132,26 @@ def _biases(sampling: Sampling, n_vocab: int, eog: frozenset[int]) -> dict[int, 
     """Bias by id; several for one id add up, those outside the vocabulary are ignored."""
     biases: dict[int, float] = {}
     for token, bias in sampling.logit_bias:
-        if 0 <= token < n_vocab:
+        if isinstance(token, int) and 0 <= token < n_vocab:
             biases[token] = biases.get(token, 0.0) + (-np.inf if bias is None else bias)
     if sampling.ignore_eos:
         biases.update(dict.fromkeys(eog, -np.inf))
     return biases
+
+
+class Scores(NamedTuple):
+    """How likely the chosen token was, and the likeliest ones, likeliest first: natural logarithms, finite."""
+
+    logprob: float
+    ids: Ids
+    logprobs: Floats
+
+
+class Choice(NamedTuple):
+    """The next token of a row; `token` is NO_TOKEN where there is none. Scores are there when they were asked for."""
+
+    token: int
+    scores: Scores | None = None
 
 
 class Candidates(NamedTuple):
@@ -143,8 +163,8 @@ class Candidates(NamedTuple):
     """(rows, n), after the temperature"""
 
 
-def choose(logits: Floats, samplers: Sequence[Sampler], positions: Sequence[int]) -> list[int]:
-    """The next token of each row of (rows, n_vocab) logits, which are changed; NO_TOKEN where there is none.
+def choose(logits: Floats, samplers: Sequence[Sampler], positions: Sequence[int]) -> list[Choice]:
+    """The next token of each row of (rows, n_vocab) logits, which are changed.
 
     `positions` are those that the new tokens will have in their sequences.
     """
@@ -152,7 +172,7 @@ def choose(logits: Floats, samplers: Sequence[Sampler], positions: Sequence[int]
         if sampler.is_shaping:
             sampler.shape(row)
     if all(sampler.is_greedy for sampler in samplers):
-        return [int(token) for token in _likeliest(logits)]
+        return [Choice(int(token)) for token in _likeliest(logits)]
     numbers = uniforms([sampler.seed for sampler in samplers], positions)
     tokens = np.full(len(samplers), NO_TOKEN)
     narrow: list[tuple[int, _Survey]] = []
@@ -169,7 +189,7 @@ def choose(logits: Floats, samplers: Sequence[Sampler], positions: Sequence[int]
         rows = [index for index, _ in narrow]
         found = _truncate([survey for _, survey in narrow], [samplers[index] for index in rows])
         tokens[rows] = _draw(found, numbers[rows])
-    return [int(token) for token in tokens]
+    return [Choice(int(token)) for token in tokens]
 
 
 def candidates(row: Floats, sampler: Sampler) -> Candidates:

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from shared.events import Answer, Failure, Progress, StopType, Timings, Tokens, Vector
+from worker.engine.sampling import Choice
 from worker.engine.sequence import Completed, Discarded, Ending, Failed
 from worker.engine.sequence import Sequence as Generating
 from worker.engine.task import GenerateTask, SequenceKey
@@ -41,7 +42,9 @@ class Chosen(NamedTuple):
     """A token was chosen; the last one of its sequence comes with the ending."""
 
     sequence: Generating
-    token: int
+    choice: Choice
+    memory: tuple[float, ...]
+    """Of the sampler, behind it."""
     ending: Ending | None
     at: float
 
@@ -120,8 +123,8 @@ class Scribe:
                     page.add(key, event)
                 case Prefilled(sequence, n_processed, at):
                     page.add(sequence.task.key, _progress(sequence, n_processed, at))
-                case Chosen(sequence, token, ending, at):
-                    self._write_choice(page, sequence, token, ending, at)
+                case Chosen():
+                    self._write_choice(page, line)
                 case Ended(sequence, ending, at) if not sequence.transcript.is_closed:
                     if not isinstance(ending, Discarded):
                         page.say(sequence, sequence.transcript.flush())
@@ -130,14 +133,15 @@ class Scribe:
             self._on_events(page.events)
         return page.stopped
 
-    def _write_choice(self, page: _Page, sequence: Generating, token: int, ending: Ending | None, at: float) -> None:
+    def _write_choice(self, page: _Page, line: Chosen) -> None:
+        sequence, ending = line.sequence, line.ending
         transcript = sequence.transcript
-        page.say(sequence, transcript.push(token, is_last=isinstance(ending, Completed)))
+        page.say(sequence, transcript.push(line.choice.token, is_last=isinstance(ending, Completed)))
         if transcript.stopping_word:
             page.stopped.append(sequence)
             ending = Completed(StopType.WORD)
         if ending is not None:
-            self._write_ending(page, sequence, ending, at)
+            self._write_ending(page, sequence, ending, line.at)
 
     def _write_ending(self, page: _Page, sequence: Generating, ending: Ending, at: float) -> None:
         sequence.transcript.is_closed = True

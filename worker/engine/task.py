@@ -31,6 +31,16 @@ class GenerateTask:
     """Resolved: 0 to 2**32 - 1."""
     lane: Lane = Lane.INTERACTIVE
     produced: tuple[int, ...] = ()
+    memory: tuple[float, ...] = ()
+    """The sampler's, as it was behind the last of them."""
+    biases: tuple[tuple[int, float | None], ...] = ()
+    """Of `request.sampling.logit_bias`, with texts resolved to ids; None bans."""
+    penalized: tuple[int, ...] | None = None
+    """What the penalties look back on at first; None: the prompt."""
+    breakers: tuple[tuple[int, ...], ...] = ()
+    """Of `request.sampling.dry_sequence_breakers`, as ids."""
+    is_truncated: bool = False
+    """The prompt was cut to fit."""
     queue_ms: float = 0.0
     """Time the job had waited when it was submitted here; the wait for a slot is added to it."""
     deadline: float | None = None

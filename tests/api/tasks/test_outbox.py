@@ -12,7 +12,7 @@ from shared.jobs import Completion, Job, JobStatus
 
 async def cancelled(bus: Bus) -> str:
     """A durable job that ended: cancelled while it waited."""
-    job = Job(id=bus.queue.new_job_id(), model="m", request=Completion(prompt="x"), is_durable=True)
+    job = Job(id=bus.queue.new_job_id(), model="m", request=Completion(prompts=("x",)), is_durable=True)
     await bus.queue.enqueue(job)
     await bus.queue.cancel(job.id)
     return job.id

@@ -46,7 +46,9 @@ async def said(process: Process, text: str) -> None:
 
 async def ended_by_itself(bus: Bus) -> JobStatus:
     """How a job ends that nobody takes and whose deadline is now."""
-    job = Job(id=bus.queue.new_job_id(), model="m", request=Completion(prompt="x"), deadline_s=0.01, is_durable=True)
+    job = Job(
+        id=bus.queue.new_job_id(), model="m", request=Completion(prompts=("x",)), deadline_s=0.01, is_durable=True
+    )
     async with bus.log.follow(job.id, expects=True) as reader:
         await bus.queue.enqueue(job)
         async with asyncio.timeout(30):

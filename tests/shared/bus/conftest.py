@@ -78,7 +78,7 @@ class Behind:
 
 
 def a_job(bus: Bus, **fields: Any) -> Job:
-    fields = {"model": "m", "request": Completion(prompt="Hello", n_predict=8)} | fields
+    fields = {"model": "m", "request": Completion(prompts=("Hello",), n_predict=8)} | fields
     return Job(id=bus.queue.new_job_id(), **fields)
 
 

@@ -58,7 +58,7 @@ class TestEnqueue:
     @pytest.mark.parametrize(
         "request_",
         [
-            Completion(prompt=(1, "two", 3)),
+            Completion(prompts=((1, "two", 3),)),
             Chat(messages=({"role": "user", "content": "hi"},), template_kwargs={"a": [1]}),
             Embedding(inputs=("a", (1, 2))),
             Tokenize(content=("a", 1)),
@@ -213,8 +213,8 @@ class TestClaim:
 
     async def test_turns_are_counted_by_what_is_asked_for(self, bus: Bus) -> None:
         for _ in range(20):
-            await queued(bus, tenant="long", request=Completion(prompt="x" * 4000, n_predict=1000))
-            await queued(bus, tenant="short", request=Completion(prompt="x", n_predict=1))
+            await queued(bus, tenant="long", request=Completion(prompts=("x" * 4000,), n_predict=1000))
+            await queued(bus, tenant="short", request=Completion(prompts=("x",), n_predict=1))
         claims = await bus.queue.claim("w1", "m", Wanted(0, 16, 0))
         counts = Counter(claim.job.tenant for claim in claims)
         assert counts["short"] > 4 * counts["long"] > 0

@@ -56,7 +56,7 @@ MOST_AT_ONCE = 2
 LONG_RUN = int(os.environ.get("STATE_MACHINE_EXAMPLES", "0"))
 TIMEOUT_S = 0 if LONG_RUN else 600  # to shrink a counterexample takes a while
 
-COMPLETION = Completion(prompt="Hello", n_predict=8)
+COMPLETION = Completion(prompts=("Hello",), n_predict=8)
 WORKERS = st.sampled_from(["w1", "w:2"])
 AGES = st.sampled_from([0, 0, 0, 1, 1, 2, 3, 7])
 """Of a lease: how many were handed out after it."""

@@ -1,4 +1,5 @@
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import llama_cpp
@@ -11,6 +12,10 @@ from shared.jobs import Sampling
 from worker.engine.sampling import NO_TOKEN, Floats, Sampler, candidates, choose, uniforms
 
 TOLERANCE = 2e-4
+
+
+def chosen(logits: Floats, samplers: Sequence[Sampler], positions: Sequence[int]) -> list[int]:
+    return [choice.token for choice in choose(logits, samplers, positions)]
 
 
 def sampler(n_vocab: int, *, seed: int = 0, eog: frozenset[int] = frozenset(), **more: Any) -> Sampler:
@@ -118,8 +123,8 @@ def test_a_row_is_cut_alike_alone_and_among_others() -> None:
         {"top_k": 3000},
     ]
     samplers = [sampler(5000, seed=index, **kind) for index, kind in enumerate(kinds)]
-    together = choose(logits.copy(), samplers, range(6))
-    alone = [choose(logits[index : index + 1].copy(), samplers[index : index + 1], [index])[0] for index in range(6)]
+    together = chosen(logits.copy(), samplers, range(6))
+    alone = [chosen(logits[index : index + 1].copy(), samplers[index : index + 1], [index])[0] for index in range(6)]
     assert together == alone
 
 
@@ -129,7 +134,7 @@ def test_tokens_come_as_often_as_they_should(kind: dict[str, Any]) -> None:
     options = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0} | kind
     chooser = sampler(3, seed=9, **options)
     n = 4000
-    counts = np.bincount([choose(row.copy(), [chooser], [position])[0] for position in range(n)], minlength=3)
+    counts = np.bincount([chosen(row.copy(), [chooser], [position])[0] for position in range(n)], minlength=3)
     assert counts / n == pytest.approx([0.5, 0.3, 0.2], abs=0.03)
 
 
@@ -152,27 +157,27 @@ def test_draws_are_uniform_along_positions_and_along_seeds() -> None:
 def test_a_bias_bans_forces_and_adds_up() -> None:
     logits = np.array([[1.0, 2.0, 3.0, 4.0]], dtype=np.float32)
     banned = sampler(4, temperature=0, logit_bias=((3, None), (2, -5.0), (1, 1.0), (1, 1.0), (99, 50.0), (-1, 50.0)))
-    assert choose(logits.copy(), [banned], [0]) == [1]
-    assert choose(logits.copy(), [sampler(4, temperature=0, logit_bias=((0, 100.0),))], [0]) == [0]
+    assert chosen(logits.copy(), [banned], [0]) == [1]
+    assert chosen(logits.copy(), [sampler(4, temperature=0, logit_bias=((0, 100.0),))], [0]) == [0]
 
 
 def test_ignore_eos_bans_every_end_of_generation() -> None:
     logits = np.array([[1.0, 2.0, 3.0, 4.0]], dtype=np.float32)
-    assert choose(logits.copy(), [sampler(4, temperature=0, ignore_eos=True, eog=frozenset({2, 3}))], [0]) == [1]
+    assert chosen(logits.copy(), [sampler(4, temperature=0, ignore_eos=True, eog=frozenset({2, 3}))], [0]) == [1]
 
 
 @pytest.mark.parametrize("kind", [{"temperature": 0.0}, {}, {"top_k": 0}, {"top_k": 0, "top_p": 1, "min_p": 0}])
 def test_a_row_without_choice_says_so(kind: dict[str, Any]) -> None:
     impossible = np.full((1, 8), -np.inf, dtype=np.float32)
-    assert choose(impossible, [sampler(8, **kind)], [0]) == [NO_TOKEN]
-    assert choose(np.full((1, 8), np.nan, dtype=np.float32), [sampler(8, **kind)], [0]) == [NO_TOKEN]
+    assert chosen(impossible, [sampler(8, **kind)], [0]) == [NO_TOKEN]
+    assert chosen(np.full((1, 8), np.nan, dtype=np.float32), [sampler(8, **kind)], [0]) == [NO_TOKEN]
 
 
 def test_penalties_forget_what_left_the_window() -> None:
     logits = np.array([[2.0, 1.9, 0.0]], dtype=np.float32)
     chooser = sampler(3, temperature=0, repeat_last_n=2, presence_penalty=1.0)
     chooser.accept(0)
-    assert choose(logits.copy(), [chooser], [0]) == [1]
+    assert chosen(logits.copy(), [chooser], [0]) == [1]
     for token in (2, 2):
         chooser.accept(token)
-    assert choose(logits.copy(), [chooser], [0]) == [0]
+    assert chosen(logits.copy(), [chooser], [0]) == [0]

@@ -1,0 +1,43 @@
+"""What goes when a context is full: of a prompt that does not fit, and of a sequence that has grown up to its end.
+
+Pure: numbers and ids. The rules are those of llama.cpp's server of May 2024 and of ollama's llamarunner.
+"""
+
+from __future__ import annotations
+
+from shared.jobs import Truncation
+
+LEAST_LEFT = 4
+"""Tokens of a context that llama.cpp never lets be kept, so that something can go."""
+
+
+def n_kept(n_keep: int, n_prompt: int, n_ctx: int, *, adds_bos: bool) -> int:
+    """Tokens at the beginning of a sequence that no shift takes: what was asked for, all of the prompt for -1, and a
+    BOS besides; but one of the context's `n_ctx` can always go."""
+    asked = n_prompt if n_keep < 0 else n_keep
+    return min(asked + adds_bos, n_ctx - 1)
+
+
+def n_shifted(n_ctx: int, n_kept: int, n_tokens: int, n_discard: int = 0) -> int:
+    """Tokens behind the kept ones that go, so that a sequence of `n_tokens` has half of what is not kept free again,
+    or `n_discard` less than now if that is given: at least one and nothing that is kept. 0 while there is that room."""
+    if n_discard:
+        return max(1, min(n_discard, n_tokens - n_kept)) if n_tokens >= n_ctx else 0
+    n_free = max((n_ctx - n_kept) // 2, 1)
+    return max(n_free - (n_ctx - n_tokens), 0)
+
+
+def truncated(tokens: tuple[int, ...], n_ctx: int, n_keep: int, rule: Truncation, *, adds_bos: bool) -> tuple[int, ...]:
+    """A prompt cut to fit into `n_ctx` tokens; as it is when it does.
+
+    BLOCKS leaves room to generate in; TAIL leaves none, so it wants a smaller `n_ctx` than the context's.
+    """
+    if rule is Truncation.TAIL:
+        kept = n_kept(n_keep, len(tokens), n_ctx, adds_bos=adds_bos)
+        return tokens if len(tokens) <= n_ctx else tokens[:kept] + tokens[kept + len(tokens) - n_ctx :]
+    if len(tokens) < n_ctx:
+        return tokens
+    kept = max(0, min(len(tokens) if n_keep < 0 else n_keep, n_ctx - LEAST_LEFT))
+    block = max((n_ctx - kept) // 2, 1)
+    n_blocks = (len(tokens) - kept - block) // block
+    return tokens[:kept] + tokens[kept + n_blocks * block :]
