@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shared.bus import Claimed
-from shared.errors import InvalidRequest, PromptTooLong
+from shared.errors import InvalidRequest, NotSupported, PromptTooLong
 from shared.events import Accepted, Text, TokenIds
-from shared.jobs import ApplyTemplate, Chat, Completion, Detokenize, Embedding, Job, Prompt, Tokenize
+from shared.jobs import ApplyTemplate, Chat, Completion, Detokenize, Embedding, Infill, Job, Prompt, Tokenize
 from worker.chat import ChatTemplate
 from worker.engine import EmbedTask, GenerateTask, Model, SequenceKey
 
@@ -58,6 +58,8 @@ class Registrar:
                 return self._embedding(claimed, job.request)
             case Completion() | Chat():
                 return self._generation(claimed, job.request, produced)
+            case Infill():
+                raise NotSupported("Infill is not supported by this model")
             case Tokenize():
                 return self._tokenized(job.request)
             case Detokenize(tokens=tokens):

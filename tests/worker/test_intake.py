@@ -49,34 +49,34 @@ def chat(registrar: Registrar, content: str | None) -> tuple[int, ...]:
 
 def test_text_and_ids_mix_in_one_prompt(registrar: Registrar, model: Model) -> None:
     hello = tuple(model.tokenize("hello", add_special=False, parse_special=True))
-    assert tokens_of(registrar, kind="completion", prompt="hello") == hello
-    assert tokens_of(registrar, kind="completion", prompt=[9906, "hello", 28]) == (9906, *hello, 28)
+    assert tokens_of(registrar, kind="completion", prompts=["hello"]) == hello
+    assert tokens_of(registrar, kind="completion", prompts=[[9906, "hello", 28]]) == (9906, *hello, 28)
 
 
 def test_a_prompt_may_come_to_no_tokens(registrar: Registrar) -> None:
-    assert tokens_of(registrar, kind="completion", prompt="") == ()
-    assert tokens_of(registrar, kind="completion", prompt="\u0004") == ()
+    assert tokens_of(registrar, kind="completion", prompts=[""]) == ()
+    assert tokens_of(registrar, kind="completion", prompts=["\u0004"]) == ()
 
 
 def test_nul_is_a_character_like_others(registrar: Registrar, model: Model) -> None:
-    prompt = tokens_of(registrar, kind="completion", prompt="a\u0000b")
+    prompt = tokens_of(registrar, kind="completion", prompts=["a\u0000b"])
     assert model.detokenize(prompt).endswith("b")
 
 
 @pytest.mark.parametrize("token", [-1, 49152, 2**31, 2**40])
 def test_an_id_outside_the_vocabulary_never_reaches_the_engine(registrar: Registrar, token: int) -> None:
-    for request in ({"kind": "completion", "prompt": [token]}, {"kind": "embedding", "inputs": [[token]]}):
+    for request in ({"kind": "completion", "prompts": [[token]]}, {"kind": "embedding", "inputs": [[token]]}):
         with pytest.raises(InvalidRequest, match="invalid tokens"):
             admit(registrar, **request)
     with pytest.raises(InvalidRequest) as raised:
-        admit(registrar, kind="completion", prompt="a", sampling={"logit_bias": [[token, 1.0]]})
+        admit(registrar, kind="completion", prompts=["a"], sampling={"logit_bias": [[token, 1.0]]})
     assert raised.value.param == "logit_bias"
 
 
 def test_a_prompt_must_leave_room_for_one_token(registrar: Registrar) -> None:
-    admit(registrar, kind="completion", prompt=[28] * 63)
+    admit(registrar, kind="completion", prompts=[[28] * 63])
     with pytest.raises(PromptTooLong) as raised:
-        admit(registrar, kind="completion", prompt=[28] * 64)
+        admit(registrar, kind="completion", prompts=[[28] * 64])
     assert (raised.value.n_prompt_tokens, raised.value.n_ctx) == (64, 64)
 
 
@@ -102,7 +102,7 @@ def test_an_empty_content_is_allowed(registrar: Registrar) -> None:
 
 def test_a_seed_is_kept_and_a_missing_one_is_the_same_on_every_attempt(registrar: Registrar) -> None:
     def seed(sampling: dict[str, Any]) -> int:
-        [task] = admit(registrar, kind="completion", prompt="a", sampling=sampling).tasks
+        [task] = admit(registrar, kind="completion", prompts=["a"], sampling=sampling).tasks
         assert isinstance(task, GenerateTask)
         return task.seed
 
@@ -112,7 +112,7 @@ def test_a_seed_is_kept_and_a_missing_one_is_the_same_on_every_attempt(registrar
 
 
 def test_a_retry_goes_on_behind_what_was_produced(registrar: Registrar) -> None:
-    [task] = admit(registrar, {0: (5, 6)}, kind="completion", prompt="a").tasks
+    [task] = admit(registrar, {0: (5, 6)}, kind="completion", prompts=["a"]).tasks
     assert isinstance(task, GenerateTask)
     assert task.produced == (5, 6)
     assert task.queue_ms == pytest.approx(2500)
