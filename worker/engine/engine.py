@@ -331,7 +331,7 @@ class Engine:
         choices = choose(
             logits,
             [sequence.sampler for sequence in sequences],
-            [sequence.resident.n_tokens for sequence in sequences],
+            [sequence.n_prompt + sequence.n_decoded for sequence in sequences],
         )
         for sequence, choice in zip(sequences, choices, strict=True):
             self._choose(sequence, choice, now)
