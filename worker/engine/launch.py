@@ -12,7 +12,7 @@ import numpy as np
 from shared.errors import InvalidRequest, PromptTooLong, SlotstreamError
 from shared.events import Answer, StopType, Timings
 from shared.jobs import Lane
-from worker.engine.cells import Cells
+from worker.engine.cells import Cells, Ids
 from worker.engine.llama import Model
 from worker.engine.sampling import Sampler, Setting
 from worker.engine.scribe import answer
@@ -55,26 +55,23 @@ class Launcher:
         timings = Timings(queue_ms=task.queue_ms, cache_n=len(task.prompt), predicted_n=len(transcript.ids))
         return answer(task, transcript, ending, timings, self._model.detokenize)
 
-    def launch(self, task: GenerateTask, since: float) -> Sequence:
-        """Give a task that waits since then (monotonic seconds) a slot; one must be idle."""
-        known = task.prompt + task.produced
+    def launch(self, task: GenerateTask, known: Ids, since: float, slot: int) -> Sequence:
+        """Give a slot to a task that waits since then (monotonic seconds), of which these tokens are known."""
         tokens = np.zeros(self._n_ctx_slot, dtype=np.int32)
         tokens[: len(known)] = known
         resident = self._cells.place(
             tokens, len(known), may_reuse=task.request.cache_prompt, is_patient=task.lane is Lane.BULK
         )
-        assert resident is not None
-        sampler = Sampler.of(task, self._setting)
         transcript = self._transcript(task)
         now = time.monotonic()
         return Sequence(
             task,
             resident,
-            sampler,
+            Sampler.of(task, self._setting),
             transcript,
             self._limits(task),
             Clock(queue_ms=task.queue_ms + (now - since) * 1e3, started=now),
-            resident.slot,
+            slot,
             waits_since=since,
             placed_at=now,
         )

@@ -31,6 +31,7 @@ class ScriptedCache:
         return True
 
     def share(self, source: int, target: int, start: int, end: int) -> None:
+        assert source != target
         assert self.lengths[source] >= end
         assert self.lengths.get(target, 0) == start
         assert 0 <= target < self.n_ids
@@ -44,7 +45,7 @@ def buffer(tokens: Several[int]) -> Ids:
     return room
 
 
-def sequence_in(resident: Resident, task: GenerateTask, since: float = 0.0) -> Sequence:
+def sequence_in(slot: int, resident: Resident, task: GenerateTask, since: float = 0.0) -> Sequence:
     """As it stands when it has just got its slot."""
     return Sequence(
         task,
@@ -53,7 +54,7 @@ def sequence_in(resident: Resident, task: GenerateTask, since: float = 0.0) -> S
         Transcript((), lambda token: bytes([token])),
         Limits(ROOM, task.request.n_predict, frozenset()),
         Clock(queue_ms=0.0, started=since),
-        resident.slot,
+        slot,
         waits_since=since,
         placed_at=since,
     )
