@@ -407,6 +407,7 @@ class Context:
         self._pointer = pointer
         self._memory = llama_cpp.llama_get_memory(pointer)
         self._model = model
+        self._params = params
         self._batch = _Batch(params.n_batch)
         self.n_ctx: int = llama_cpp.llama_n_ctx(pointer)
         """KV cells; llama.cpp rounds what was asked for up."""
@@ -416,11 +417,15 @@ class Context:
     @classmethod
     def open(cls, model: Model, params: ContextParams) -> Self:
         """LoadFailed when the parameters do not go together or memory is short."""
-        _last_errors.clear()
-        pointer = llama_cpp.llama_init_from_model(model.pointer, params.to_native())
-        if not pointer:
-            raise LoadFailed(f"llama.cpp cannot make a context of {params.n_ctx} cells{_because()}")
-        return cls(pointer, model, params)
+        return cls(_new_context(model, params), model, params)
+
+    def reopen(self) -> None:
+        """Be as if just opened: whatever was in the cache, or wrong with it, is gone. LoadFailed when it cannot be had
+        or does not compute; then it may be tried again."""
+        self.close()
+        self._pointer = _new_context(self._model, self._params)
+        self._memory = llama_cpp.llama_get_memory(self._pointer)
+        self.warm_up()
 
     def close(self) -> None:
         if self._pointer:
@@ -436,23 +441,33 @@ class Context:
         self.close()
 
     def warm_up(self) -> None:
-        """Touch the weights once, so that the first request does not wait for the disk. Leaves the cache empty."""
-        self.decode([Piece(0, 0, np.zeros(1, dtype=np.int32), True)])
+        """Touch the weights once, so that the first request does not wait for the disk. Leaves the cache empty.
+        LoadFailed when what comes of it is of no use."""
+        outcome = self.decode([Piece(0, 0, np.zeros(1, dtype=np.int32), True)])
+        if not isinstance(outcome, Decoded):
+            raise LoadFailed(f"the model cannot compute: {getattr(outcome, 'reason', 'there is no room for a token')}")
+        if np.isnan(outcome.logits).any():
+            raise LoadFailed("the model computes what are not numbers")
         self.clear()
 
     def decode(self, pieces: Sequence[Piece], interrupt: Interrupt | None = None) -> Outcome:
         """Compute the pieces as one batch of at most `n_batch` tokens. Releases the GIL meanwhile."""
         n_outputs = self._batch.fill(pieces)
-        with self._heeding(interrupt):
-            code = llama_cpp.llama_decode(self._pointer, self._batch.native)
-        match code:
+        match self._compute(interrupt):
             case 0:
-                return Decoded(self._logits(n_outputs))
+                logits = self._logits(n_outputs)
+                return DecodeFailed("llama.cpp gave no logits") if logits is None else Decoded(logits)
             case 1:
                 return OutOfCells()
             case 2:
                 return Interrupted()
-        return DecodeFailed(_failure(code))
+            case code:
+                return DecodeFailed(_failure(code))
+
+    def _compute(self, interrupt: Interrupt | None) -> int:
+        """Decode the batch as it is filled. Returns llama.cpp's code."""
+        with self._heeding(interrupt):
+            return int(llama_cpp.llama_decode(self._pointer, self._batch.native))
 
     @contextlib.contextmanager
     def _heeding(self, interrupt: Interrupt | None) -> Iterator[None]:
@@ -501,16 +516,31 @@ class Context:
     def clear(self) -> None:
         llama_cpp.llama_memory_clear(self._memory, False)
 
-    def _logits(self, n_rows: int) -> Floats:
+    def _logits(self, n_rows: int) -> Floats | None:
         n_vocab = self._model.facts.n_vocab
         if n_rows == 0:
             return np.empty((0, n_vocab), dtype=np.float32)
-        logits: Floats = np.ctypeslib.as_array(llama_cpp.llama_get_logits(self._pointer), shape=(n_rows, n_vocab))
+        pointer = llama_cpp.llama_get_logits(self._pointer)
+        if not pointer:
+            return None
+        logits: Floats = np.ctypeslib.as_array(pointer, shape=(n_rows, n_vocab))
         return logits
 
 
+def _new_context(model: Model, params: ContextParams) -> Any:
+    _last_errors.clear()
+    pointer = llama_cpp.llama_init_from_model(model.pointer, params.to_native())
+    if not pointer:
+        raise LoadFailed(f"llama.cpp cannot make a context of {params.n_ctx} cells{_because()}")
+    return pointer
+
+
 def _failure(code: int) -> str:
-    reasons = {-1: "llama.cpp refused the batch as invalid"}
+    reasons = {
+        -1: "llama.cpp refused the batch as invalid",
+        -2: "llama.cpp had no memory for the batch",
+        -3: "llama.cpp failed to compute the batch",
+    }
     return reasons.get(code, f"llama.cpp failed with code {code}")
 
 
