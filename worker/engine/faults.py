@@ -16,6 +16,10 @@ from collections.abc import Iterable
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 
+class ContextBroken(Exception):
+    """Nothing can be computed here any more; the jobs may fare better elsewhere."""
+
+
 class Suspect(Protocol):
     """What an inquiry asks of a sequence."""
 
@@ -24,6 +28,9 @@ class Suspect(Protocol):
 
     @property
     def has_ended(self) -> bool: ...
+
+    @property
+    def is_generating(self) -> bool: ...
 
     @property
     def n_wanted(self) -> int:
@@ -90,7 +97,7 @@ class Inquiry(Generic[S]):
         return self._is_open
 
     def failed(self, sequences: Iterable[S], n_prefill: int, reason: str) -> None:
-        """A decode of these, with so many prompt tokens, failed. To be told before anything is taken out of the cache."""
+        """A decode of these, with so many prompt tokens, failed. Told before anything is taken out of the cache."""
         members = tuple(sequences)
         self._reason = reason
         reached = {sequence: max(sequence.n_cached, self._reached.get(sequence, 0)) for sequence in members}
@@ -141,11 +148,11 @@ class Inquiry(Generic[S]):
                 return Trial(members, trial.n_prefill)
             self._trials.pop()
         accused = tuple(sequence for sequence in self._accused if not sequence.has_ended)
-        if accused and not self._has_passed:
-            if others := tuple(each for each in running if each not in self._reached and _can_be_tried(each)):
-                self._reached |= dict.fromkeys(others, -1)
-                self._trials.append(Trial(others, len(others)))
-                return self._trials[-1]
+        others = tuple(each for each in running if each not in self._reached and _can_be_tried(each))
+        if accused and others and not self._has_passed:
+            self._reached |= dict.fromkeys(others, -1)
+            self._trials.append(Trial(others, len(others)))
+            return self._trials[-1]
         self._close()
         return self._verdict(accused) if accused else None
 
@@ -178,4 +185,4 @@ class Inquiry(Generic[S]):
 
 
 def _can_be_tried(sequence: Suspect) -> bool:
-    return sequence.has_slot and sequence.n_wanted > 0
+    return sequence.has_slot and (sequence.is_generating or sequence.n_wanted > 0)

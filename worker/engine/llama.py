@@ -11,7 +11,7 @@ import ctypes
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -57,6 +57,8 @@ class ModelFacts:
     can_rewind: bool
     """Whether a sequence can lose its end and lend its beginning: not so when the state of a model is recurrent
     or its attention window slides."""
+    n_swa: int = 0
+    """Width of the sliding window in tokens; 0 for none."""
     metadata: dict[str, str] = field(default_factory=dict)
 
 
@@ -291,6 +293,7 @@ def _facts(pointer: Any, vocab: Any, path: Path) -> ModelFacts:
             or llama_cpp.llama_model_is_hybrid(pointer)
             or llama_cpp.llama_model_n_swa(pointer) > 0
         ),
+        n_swa=llama_cpp.llama_model_n_swa(pointer),
         metadata=metadata,
     )
 
@@ -461,13 +464,13 @@ class Context:
                 return DecodeFailed("llama.cpp gave no logits") if logits is None else Decoded(logits)
             case 1:
                 return OutOfCells()
-            case 2:
+            case 2 if interrupt is not None:
                 return Interrupted()
             case code:
                 return DecodeFailed(_failure(code))
 
     def _compute(self, interrupt: Interrupt | None) -> int:
-        """Decode the batch as it is filled. Returns llama.cpp's code."""
+        """Decode the batch as it is filled, or encode it where the model has no cache. Returns llama.cpp's code."""
         with self._heeding(interrupt):
             return int(llama_cpp.llama_decode(self._pointer, self._batch.native))
 
@@ -490,12 +493,8 @@ class Context:
         of activations then blows up to 1e-3. Nothing stays in the cache.
         """
         self._batch.fill((Piece(0, 0, tokens, False),), all_outputs=True)
-        if self._memory:
-            llama_cpp.llama_memory_clear(self._memory, False)
-            code = llama_cpp.llama_decode(self._pointer, self._batch.native)
-        else:
-            code = llama_cpp.llama_encode(self._pointer, self._batch.native)
-        if code != 0:
+        self.clear()
+        if (code := self._compute(None)) != 0:
             return DecodeFailed(_failure(code))
         pointer = llama_cpp.llama_get_embeddings_seq(self._pointer, 0)
         if not pointer:
@@ -505,15 +504,22 @@ class Context:
 
     def truncate(self, seq_id: int, n_kept: int) -> bool:
         """Drop all positions of a sequence from `n_kept` on; False when the model cannot and all must go."""
-        return bool(llama_cpp.llama_memory_seq_rm(self._memory, seq_id, n_kept, -1))
+        if self._model.facts.n_swa and 0 < n_kept < self.length(seq_id):
+            return False  # cells that have left the window may be another's by now, and would be in it again
+        return bool(llama_cpp.llama_memory_seq_rm(self._memory, self._checked(seq_id), n_kept, -1))
 
     def share(self, source: int, target: int, start: int, end: int) -> None:
         """Let `target` have positions [start, end) of `source` too. Costs no cells."""
-        llama_cpp.llama_memory_seq_cp(self._memory, source, target, start, end)
+        llama_cpp.llama_memory_seq_cp(self._memory, self._checked(source), self._checked(target), start, end)
 
     def length(self, seq_id: int) -> int:
         """Positions that a sequence has in the cache."""
-        return 1 + int(llama_cpp.llama_memory_seq_pos_max(self._memory, seq_id))
+        return 1 + int(llama_cpp.llama_memory_seq_pos_max(self._memory, self._checked(seq_id)))
+
+    def _checked(self, seq_id: int) -> int:
+        """llama.cpp takes -1 for all sequences, and ends the process at ids that it does not have."""
+        assert 0 <= seq_id < self._params.n_seq_max
+        return seq_id
 
     def clear(self) -> None:
         llama_cpp.llama_memory_clear(self._memory, False)
@@ -537,9 +543,14 @@ def _new_context(model: Model, params: ContextParams) -> Any:
     return pointer
 
 
+OpenContext = Callable[[Model, "ContextParams"], Context]
+"""How a context is had: `Context.open`, or what a test puts in its place."""
+
+
 def _failure(code: int) -> str:
     reasons = {
         -1: "llama.cpp refused the batch as invalid",
+        2: "llama.cpp ended the batch halfway, unasked",
         -2: "llama.cpp had no memory for the batch",
         -3: "llama.cpp failed to compute the batch",
     }
