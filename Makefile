@@ -38,7 +38,7 @@ format: $(INSTALLED) ## format the code and mend what the linter can
 	$(BIN)/ruff check --fix .
 
 bench: $(INSTALLED) ## speed, each figure beside its yardstick; WHAT="queue --rounds 9" measures one
-	@$(BIN)/python -m bench $(WHAT)
+	@$(BIN)/python -m bench $(WHAT) $(if $(PEER),--peer $(PEER))
 
 clean: ## remove what was made here, the virtual environment too
 	rm -rf $(VENV) out build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
