@@ -3,6 +3,7 @@ all else is real."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,17 @@ def test_a_sequence_whose_rows_are_no_numbers_fails_alone(byte_model: Path, undi
     faults = Faults(lambda decode: Fault(spoils=frozenset({BAD})) if decode.number >= 5 else None)
     assert disturbed(byte_model, faults) == [None if at == BAD else text for at, text in enumerate(undisturbed)]
     assert faults.n_openings == 0
+
+
+def test_what_a_failed_sequence_had_in_the_cache_is_lent_to_nobody(byte_model: Path) -> None:
+    faults = Faults(lambda decode: Fault(spoils=frozenset({0})) if decode.number >= 5 else None)
+    alone = task("job", b"What nobody else begins with", n_predict=N_PREDICT)
+    with Recorded(config(byte_model), open_context=faults.open) as engine:
+        engine.submit(alone, task("beside", b"another", n_predict=N_PREDICT))
+        assert isinstance(engine.ending("job"), Failure)
+        engine.answer("beside")
+        faults.rule = lambda _decode: None
+        assert engine.run(replace(alone, key=alone.key._replace(job_id="again")))[0].timings.cache_n == 0
 
 
 @pytest.mark.parametrize("first", [1, 7])
