@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from shared.events import Answer, Failure, Progress, StopType, Timings, Tokens, Vector
+from worker.engine.overflow import Shift
 from worker.engine.sampling import Choice
 from worker.engine.sequence import Completed, Discarded, Ending, Failed
 from worker.engine.sequence import Sequence as Generating
@@ -164,7 +165,15 @@ class Scribe:
             predicted_n=len(sequence.transcript.ids),
             predicted_ms=(at - prompted) * 1e3,
         )
-        return answer(sequence.task, sequence.transcript, ending, timings, self._detokenize, id_slot=sequence.slot)
+        return answer(
+            sequence.task,
+            sequence.transcript,
+            ending,
+            timings,
+            self._detokenize,
+            shift=sequence.shift,
+            id_slot=sequence.slot,
+        )
 
 
 def answer(
@@ -174,9 +183,11 @@ def answer(
     timings: Timings,
     detokenize: Detokenize,
     *,
+    shift: Shift | None,
     id_slot: int = -1,
 ) -> Answer:
     """All that a sequence said."""
+    has_shifted = shift is not None and shift.has_happened(len(task.prompt) + len(transcript.ids))
     text = transcript.text
     return Answer(
         index=task.key.index,
@@ -186,7 +197,7 @@ def answer(
         prompt_tokens=len(task.prompt),
         stop_type=ending.stop_type,
         stopping_word=transcript.stopping_word,
-        truncated=ending.is_truncated,
+        truncated=ending.is_truncated or task.is_truncated or has_shifted,
         has_new_line="\n" in text,
         id_slot=id_slot,
         seed=task.seed,
