@@ -99,7 +99,9 @@ class Engine:
             self._resources = resources.pop_all()
         self._model, self._context = model, context
         age_s, quantum_s = self.config.age_s, self.config.quantum_s
-        self._cells = Cells(context, self.config.n_slots, n_shelves, can_rewind=model.facts.can_rewind)
+        self._cells = Cells(
+            context, self.config.n_slots, n_shelves, n_cells=context.n_ctx, can_rewind=model.facts.can_rewind
+        )
         self._launcher = Launcher(model, self._cells, self._n_ctx_slot)
         self._admission = Admission(self._cells, self._launcher.launch, age_s=age_s, quantum_s=quantum_s)
         self._running = self._admission.running  # the list itself, which admission alone writes
@@ -329,14 +331,15 @@ class Engine:
         choices = choose(
             logits,
             [sequence.sampler for sequence in sequences],
-            [sequence.resident.n_tokens for sequence in sequences],
+            [sequence.n_prompt + sequence.n_decoded for sequence in sequences],
         )
         for sequence, choice in zip(sequences, choices, strict=True):
             self._choose(sequence, choice, now)
         self._meter.chose(len(choices), now)
 
     def _commit(self, sequence: Sequence, n_tokens: int, now: float) -> None:
-        sequence.computed(n_tokens, now)
+        self._cells.computed(sequence.resident, n_tokens)
+        sequence.served(now)
         if sequence.phase is not Phase.PREFILL:
             return
         self._meter.n_prompt_tokens += n_tokens

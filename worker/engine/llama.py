@@ -61,6 +61,7 @@ class ModelFacts:
     chat_template: str
     bos: int
     eos: int
+    newline: int
     bos_token: str
     eos_token: str
     adds_bos: bool
@@ -293,6 +294,7 @@ def _facts(pointer: Any, vocab: Any, path: Path) -> ModelFacts:
         chat_template=template.decode("utf-8", "replace") if template else "",
         bos=bos,
         eos=eos,
+        newline=llama_cpp.llama_vocab_nl(vocab),
         bos_token=_piece(vocab, bos, True).decode("utf-8", "replace") if bos >= 0 else "",
         eos_token=_piece(vocab, eos, True).decode("utf-8", "replace") if eos >= 0 else "",
         adds_bos=bool(llama_cpp.llama_vocab_get_add_bos(vocab)),

@@ -156,9 +156,8 @@ class Sequence:
         """Whether the next token can be chosen: all known ones are in the cache."""
         return self.has_slot and self.resident.n_pending == 0
 
-    def computed(self, n_tokens: int, now: float) -> None:
-        """So many more of its known tokens are in the cache."""
-        self.resident.n_cached += n_tokens
+    def served(self, now: float) -> None:
+        """More of its known tokens are in the cache."""
         self.served_at = now
         self.n_reused = min(self.resident.n_reused, self.n_prompt)
 

@@ -27,7 +27,8 @@ def prefilling(slot: int, lane: Lane, n_prompt: int = 150) -> Sequence:
 
 def generating(slot: int, lane: Lane) -> Sequence:
     sequence = prefilling(slot, lane, 10)
-    sequence.computed(10, 0.0)
+    sequence.resident.n_cached += 10
+    sequence.served(0.0)
     sequence.choose(65, 0.0)
     return sequence
 
