@@ -16,6 +16,8 @@ from worker.engine import Model
 MAX_BIASED = 65_536
 """Tokens with a bias, and characters of the texts that mean them."""
 MAX_BREAKERS = 64
+QUICK_CHARACTERS = 65_536
+"""Tokenized in some ten milliseconds."""
 MAX_BREAKER_BYTES, MAX_BREAKER_TAIL = 40, 20
 """llama.cpp's: what is longer is cut."""
 
@@ -85,9 +87,10 @@ class Vocabulary:
         return taken[::-1]
 
     def ends(self, pieces: Sequence[Piece], n_head: int, n_tail: int) -> list[Piece]:
-        """Head and tail, without what is between them: all of the pieces when they are short."""
-        # An id more than fits may be taken at either side.
-        if sum(map(self._size, pieces)) <= (n_head + n_tail + 2) * self._longest:
+        """Head and tail, without what is between them; all of the pieces when they are quick to tokenize."""
+        n_characters = sum(len(content) for content, _ in pieces if isinstance(content, str))
+        # Each side may take an id more than fits.
+        if n_characters <= QUICK_CHARACTERS or sum(map(self._size, pieces)) <= (n_head + n_tail + 2) * self._longest:
             return list(pieces)
         return self.head(pieces, n_head) + self.tail(pieces, n_tail)
 
