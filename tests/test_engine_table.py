@@ -20,15 +20,15 @@ ROWS = [
 TESTS = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", TEXT)))
 FILES = sorted({file for row in ROWS if "::" in row[3] for file in re.findall(r"`([\w/]+\.py)`", row[2])})
 
-SEED_FIELDS = """prompt stream n_predict n_keep n_discard cache_prompt temperature dynatemp_range dynatemp_exponent top_k
-top_p min_p tfs_z typical_p repeat_last_n repeat_penalty presence_penalty frequency_penalty penalize_nl penalty_prompt
-mirostat mirostat_tau mirostat_eta seed n_probs min_keep grammar json_schema ignore_eos logit_bias stop samplers id_slot
-system_prompt input_prefix input_suffix image_data"""
-LATER_FIELDS = """max_tokens max_completion_tokens n n_cmpl logprobs top_logprobs n_indent n_cache_reuse t_max_predict_ms
-return_tokens return_progress timings_per_token post_sampling_probs response_fields stream_options top_n_sigma
-xtc_probability xtc_threshold dry_multiplier dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers
-adaptive_target adaptive_decay backend_sampling lora grammar_lazy grammar_triggers preserved_tokens input_extra
-multimodal_data response_format"""
+SEED_FIELDS = """prompt stream n_predict n_keep n_discard cache_prompt temperature dynatemp_range dynatemp_exponent
+top_k top_p min_p tfs_z typical_p repeat_last_n repeat_penalty presence_penalty frequency_penalty penalize_nl
+penalty_prompt mirostat mirostat_tau mirostat_eta seed n_probs min_keep grammar json_schema ignore_eos logit_bias
+stop samplers id_slot system_prompt input_prefix input_suffix image_data"""
+LATER_FIELDS = """max_tokens max_completion_tokens n n_cmpl logprobs top_logprobs n_indent n_cache_reuse
+t_max_predict_ms return_tokens return_progress timings_per_token post_sampling_probs response_fields stream_options
+top_n_sigma xtc_probability xtc_threshold dry_multiplier dry_base dry_allowed_length dry_penalty_last_n
+dry_sequence_breakers adaptive_target adaptive_decay backend_sampling lora grammar_lazy grammar_triggers
+preserved_tokens input_extra multimodal_data response_format"""
 RUNNER_OPTIONS = "num_keep num_predict seed top_k top_p min_p typical_p repeat_last_n temperature mirostat stop"
 OWN_NAMES = {"constraint": "grammar", "has_logprobs": "logprobs"}
 """Fields of ours that a client knows by another name."""
