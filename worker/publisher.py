@@ -108,7 +108,7 @@ class Publisher:
     async def _send(self, jobs: list[Held]) -> None:
         """One pipeline of appends, then the endings, which must not overtake them."""
         self._sent_at = time.monotonic()
-        chunks = [chunk for held in jobs if (chunk := held.take_chunk())]
+        chunks = [chunk for held in jobs for chunk in held.take_chunks()]
         if chunks:
             for chunk, verdict in zip(chunks, await self._append(chunks), strict=True):
                 self._heed(chunk.lease, verdict)
