@@ -45,7 +45,7 @@ from worker.engine.meter import Meter
 from worker.engine.plan import Pace, Plan
 from worker.engine.sampling import NO_TOKEN, Choice, choose
 from worker.engine.schedule import Schedule
-from worker.engine.scribe import Chosen, Ended, EngineEvent, Line, OnEvents, Prefilled, Said, Scribe
+from worker.engine.scribe import Chosen, Ended, EngineEvent, Found, Line, OnEvents, Prefilled, Said, Scribe
 from worker.engine.sequence import Completed, Discarded, Ending, Failed, Phase, Sequence
 from worker.engine.snapshot import BatchSnapshot, EngineSnapshot, SlotSnapshot
 from worker.engine.task import EmbedTask, GenerateTask, Task
@@ -198,7 +198,7 @@ class Engine:
 
     def _run(self) -> None:
         self._is_resting = False
-        with Scribe(self.model.detokenize, self._on_events) as self._scribe:
+        with Scribe(self.model.detokenize, self.model.token_bytes, self._on_events) as self._scribe:
             while not self._is_stopping:
                 self._progress_at = time.monotonic()
                 if self._has_work():
@@ -340,10 +340,10 @@ class Engine:
             and self._admission.has_slot_for_person()
         )
 
-    def _stop(self, stopped: Iterable[Sequence]) -> None:
-        """The scribe met a stop string in the last tokens of these; their answers are given."""
-        for sequence in stopped:
-            sequence.end(Completed(StopType.WORD))
+    def _stop(self, found: Iterable[Found]) -> None:
+        """The scribe found the end of these in what they said last; their answers are given."""
+        for sequence, ending in found:
+            sequence.end(ending)
 
     def _advance(self, plan: Plan[Sequence], pieces: list[Piece], logits: Floats) -> None:
         """The decode succeeded: commit the plan, choose the next token of every sequence that can have one."""

@@ -33,6 +33,17 @@ class LoadFailed(Exception):
     """The model or its context cannot be had. The message is one sentence for people."""
 
 
+class FillTokens(NamedTuple):
+    """What a model was taught to mark the sides of a gap with, which it fills; -1 where it has no such token."""
+
+    prefix: int = -1
+    suffix: int = -1
+    middle: int = -1
+    repository: int = -1
+    separator: int = -1
+    """Before each file's name."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
     """What a model says of itself. `size` is in bytes; an id is -1 when the model has no such token."""
@@ -57,6 +68,7 @@ class ModelFacts:
     can_rewind: bool
     """Whether a sequence can lose its end and lend its beginning: not so when the state of a model is recurrent
     or its attention window slides."""
+    fill: FillTokens = field(default_factory=FillTokens)
     n_swa: int = 0
     """Width of the sliding window in tokens; 0 for none."""
     metadata: dict[str, str] = field(default_factory=dict)
@@ -292,6 +304,13 @@ def _facts(pointer: Any, vocab: Any, path: Path) -> ModelFacts:
             llama_cpp.llama_model_is_recurrent(pointer)
             or llama_cpp.llama_model_is_hybrid(pointer)
             or llama_cpp.llama_model_n_swa(pointer) > 0
+        ),
+        fill=FillTokens(
+            prefix=llama_cpp.llama_vocab_fim_pre(vocab),
+            suffix=llama_cpp.llama_vocab_fim_suf(vocab),
+            middle=llama_cpp.llama_vocab_fim_mid(vocab),
+            repository=llama_cpp.llama_vocab_fim_rep(vocab),
+            separator=llama_cpp.llama_vocab_fim_sep(vocab),
         ),
         n_swa=llama_cpp.llama_model_n_swa(pointer),
         metadata=metadata,
