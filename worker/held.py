@@ -31,7 +31,8 @@ class Held:
     parts: dict[int, Part] = field(default_factory=dict)
     failure: Failure | None = None
     accepted: Accepted | None = None
-    progress: Progress | None = None
+    progress: dict[int, Progress] = field(default_factory=dict)
+    """By sequence, the latest."""
     unsent: list[Tokens] = field(default_factory=list)
 
     @property
@@ -41,6 +42,11 @@ class Held:
     @property
     def lease(self) -> Lease:
         return self.claimed.lease
+
+    @property
+    def n_slots(self) -> int:
+        """Those that it has, or would like to have: one at least while it is held."""
+        return max(1, self.job.n_slots - len(self.parts))
 
     @property
     def is_complete(self) -> bool:
@@ -54,7 +60,7 @@ class Held:
             case Accepted():
                 self.accepted = event
             case Progress():
-                self.progress = event
+                self.progress[event.index] = event
             case Failure():
                 self.failure = self.failure or event
             case _:
@@ -65,16 +71,18 @@ class Held:
         """Whether somebody waits for what is unsent: a person for every token, bulk for its acceptance and its end."""
         if self.is_complete or self.accepted is not None:
             return True
-        return self.job.lane is Lane.INTERACTIVE and (bool(self.unsent) or self.progress is not None)
+        return self.job.lane is Lane.INTERACTIVE and bool(self.unsent or self.progress)
 
-    def take_chunk(self) -> Chunk | None:
-        """What is to be appended now, numbered; None when there is nothing."""
+    def take_chunks(self) -> list[Chunk]:
+        """What is to be appended now, numbered: mostly one, and more when several sequences tell of their prompts."""
         if not (self.unsent or self.accepted or self.progress):
-            return None
-        chunk = Chunk(self.lease, self.next_event, tuple(self.unsent), self.accepted, self.progress)
+            return []
+        first, *others = self.progress.values() or [None]
+        chunks = [Chunk(self.lease, self.next_event, tuple(self.unsent), self.accepted, first)]
         self.next_event += len(self.unsent)
-        self.unsent, self.accepted, self.progress = [], None, None
-        return chunk
+        chunks += [Chunk(self.lease, self.next_event, progress=other) for other in others]
+        self.unsent, self.accepted, self.progress = [], None, {}
+        return chunks
 
     def ending(self, worker_id: str) -> Finished:
         """The job's one ending. Call when `is_complete`."""
@@ -126,9 +134,9 @@ class HeldJobs:
     def has_suspect(self) -> bool:
         return any(held.claimed.is_suspect for held in self._by_id.values())
 
-    def count(self, queue: str) -> int:
-        """Jobs of one line: of a lane, or the quick ones."""
-        return sum(held.job.queue == queue for held in self._by_id.values())
+    def n_slots(self, queue: str) -> int:
+        """What the jobs of one line take, of a lane or of the quick ones: each at least one."""
+        return sum(held.n_slots for held in self._by_id.values() if held.job.queue == queue)
 
     async def wait_empty(self) -> None:
         await self._empty.wait()

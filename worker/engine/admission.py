@@ -16,18 +16,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
-
-import numpy as np
+from typing import NamedTuple, Protocol
 
 from shared.jobs import Lane
 from worker.engine.cells import Cells, Ids, Prefix
 from worker.engine.lanes import Ageing, Lanes
 from worker.engine.sequence import Phase, Sequence
 from worker.engine.task import GenerateTask, SequenceKey
-
-Launch = Callable[[GenerateTask, Ids, float, int], Sequence]
-"""Gives a task, with its known tokens, that waits since then (monotonic seconds) this slot."""
 
 GROWTH = 16
 """Tokens that each of those that run can still choose before cells run out, when another starts. With fewer, one of
@@ -38,6 +33,16 @@ MOST_PASSED = 64
 """Times that the next one of bulk lets others start before it for that."""
 LOOK_EVERY_S = 0.02
 """So often it is looked who can start although nobody came or went: guards end, and bulk grows old."""
+
+
+class Launching(Protocol):
+    """What comes of a task when it gets a slot."""
+
+    def known(self, task: GenerateTask) -> Ids:
+        """The tokens with which it begins."""
+
+    def launch(self, task: GenerateTask, known: Ids, since: float, slot: int) -> Sequence:
+        """Give this slot to a task that waits since then (monotonic seconds)."""
 
 
 class Newcomer(NamedTuple):
@@ -57,9 +62,9 @@ class Admission:
     For the decode thread; `slots`, `n_waiting` and `n_parked` may be read from any. Its lists are written here alone.
     """
 
-    def __init__(self, cells: Cells, launch: Launch, n_slots: int, ageing: Ageing) -> None:
+    def __init__(self, cells: Cells, launcher: Launching, n_slots: int, ageing: Ageing) -> None:
         self._cells = cells
-        self._launch = launch
+        self._launcher = launcher
         self._ageing = ageing
         self._waiting: Lanes[Newcomer] = Lanes()
         self._parked: list[Sequence] = []
@@ -90,7 +95,7 @@ class Admission:
 
     def add(self, task: GenerateTask, since: float) -> None:
         """Let a task wait for a slot; it came at that time (monotonic seconds)."""
-        self._waiting.add(Newcomer(task, np.array(task.prompt + task.produced, dtype=np.int32)), since)
+        self._waiting.add(Newcomer(task, self._launcher.known(task)), since)
         self._settled_until = 0.0
 
     def remove(self, is_going: Callable[[GenerateTask], bool]) -> list[GenerateTask]:
@@ -189,7 +194,7 @@ class Admission:
             sequence = comer
         else:
             _, since = self._waiting.pop(comer.lane, at)
-            sequence = self._launch(comer.task, comer.known, since, slot)
+            sequence = self._launcher.launch(comer.task, comer.known, since, slot)
         self.running.append(sequence)
         self.slots[slot] = sequence
         return True

@@ -10,6 +10,7 @@ Knows nothing of slots, tasks, sampling or text.
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
@@ -32,6 +33,8 @@ class Cache(Protocol):
 
     def share(self, source: int, target: int, start: int, end: int) -> None: ...
 
+    def shift(self, seq_id: int, start: int, end: int) -> None: ...
+
 
 class Prefix(NamedTuple):
     """What a sequence can have of others."""
@@ -52,14 +55,18 @@ class Cells:
     """All sequences of a cache that takes the ids below `n_ids`. For the decode thread, between decodes.
 
     Ids must be enough for all that run. `can_rewind` is False for models whose state cannot lose its end: there a
-    sequence is reused as a whole or not at all.
+    sequence is reused as a whole or not at all. `can_shift` is False where what is in the cache cannot be moved to
+    other positions.
     """
 
-    def __init__(self, cache: Cache, n_ids: int, *, n_cells: int, can_rewind: bool = True) -> None:
+    def __init__(
+        self, cache: Cache, n_ids: int, *, n_cells: int, can_rewind: bool = True, can_shift: bool = True
+    ) -> None:
         self._cache = cache
         self._n_cells = n_cells
         self._account = Account(n_cells, n_ids)
         self._can_rewind = can_rewind
+        self.can_shift = can_shift
         self._stamps = itertools.count(1)
         self._unused_ids = list(reversed(range(n_ids)))
         self.residents: list[Resident] = []
@@ -82,7 +89,7 @@ class Cells:
         left to compute, since the first choice needs its logits."""
         best = Prefix()
         for other in self.residents:
-            n_common = min(_common(other.known, known), len(known) - 1)
+            n_common = min(_common(other.known, known), len(known) - 1, other.n_pure)
             n_cached = self._n_lendable(other, n_common)
             if n_cached > best.n_cached or (n_cached and n_cached == best.n_cached and _lends_more(other, best)):
                 best = best._replace(source=other, n_cached=n_cached)
@@ -101,7 +108,7 @@ class Cells:
     def park(self, resident: Resident) -> None:
         """A running sequence lost its slot. Nobody waits for it any more; its cells stay while there is room."""
         resident.standing = Standing.PARKED
-        resident.leader = None
+        resident.leader = resident.awaited = None
         resident.stamp = next(self._stamps)
 
     def resume(self, resident: Resident) -> None:
@@ -113,13 +120,15 @@ class Cells:
             if not self._can_rewind:
                 self.forget(resident)
             self._take(prefix.source, resident, prefix.n_cached)
-        resident.leader, resident.n_awaited = prefix.leader, prefix.n_awaited
+        if prefix.leader is not None:
+            resident.leader, resident.awaited = prefix.leader, prefix.leader.tokens
+            resident.n_awaited = prefix.n_awaited
         resident.standing = Standing.RUNNING
         resident.stamp = next(self._stamps)
 
     def prefix_of(self, resident: Resident) -> Prefix:
         """What a sequence that does not run would have if it did."""
-        if resident.may_reuse:
+        if resident.may_reuse and resident.n_lendable == resident.n_cached:
             return self.prefix(resident.known, is_patient=resident.is_patient)
         return Prefix(resident, resident.n_cached) if resident.n_cached else Prefix()
 
@@ -127,7 +136,7 @@ class Cells:
         """The sequence ended; its tokens stay until its cells are needed."""
         if resident.seq_id != NOWHERE:
             resident.standing = Standing.IDLE
-            resident.leader = None
+            resident.leader = resident.awaited = None
             resident.stamp = next(self._stamps)
 
     def catch_up(self, resident: Resident) -> None:
@@ -135,11 +144,17 @@ class Cells:
         leader = resident.leader
         if leader is None:
             return
-        n_ready = min(leader.n_cached, resident.n_awaited)
+        is_there = leader.standing is Standing.RUNNING and leader.tokens is resident.awaited
+        n_ready = min(leader.n_cached, resident.n_awaited) if leader.tokens is resident.awaited else 0
         if n_ready > resident.n_cached:
             self._take(leader, resident, n_ready)
-        if leader.standing is not Standing.RUNNING or n_ready == resident.n_awaited:
-            resident.leader = None
+        if not is_there or n_ready == resident.n_awaited:
+            resident.leader = resident.awaited = None
+
+    def unfollow(self) -> None:
+        """Let nobody wait for a prefix that another computes: it may never come."""
+        for resident in self.residents:
+            resident.leader = resident.awaited = None
 
     def computed(self, resident: Resident, n_tokens: int) -> None:
         """So many more of the known tokens are in the cache, in cells of their own."""
@@ -162,10 +177,17 @@ class Cells:
         resident.n_cached = n_kept
         resident.n_reused = min(resident.n_reused, n_kept)
         resident.n_lent = min(resident.n_lent, n_kept)
+        if n_kept <= resident.n_pure:
+            resident.n_pure = sys.maxsize
 
     def forget(self, resident: Resident) -> None:
         """Free the cells of a resident."""
         self.cut(resident, 0)
+
+    def lose_all(self) -> None:
+        """The cache is another now, and empty."""
+        for resident in self.residents:
+            self.forget(resident)
 
     def evict(self, resident: Resident) -> None:
         """Free the cells of a resident, and its id."""
@@ -212,20 +234,30 @@ class Cells:
             self.cut(other, start)
         return True
 
-    def close_gap(self, resident: Resident, start: int, end: int) -> None:
-        """The cache has lost positions [start, end) of a resident and moved up what was behind, and so do its
-        tokens. The cells that moved must have been private."""
-        self._account.close_gap(resident.seq_id, start, end)
-        resident.tokens[start : resident.n_tokens - (end - start)] = resident.tokens[end : resident.n_tokens].copy()
-        resident.n_tokens -= end - start
-        resident.n_cached -= end - start
-        resident.n_reused = min(resident.n_reused, start)
-        resident.n_lent = min(resident.n_lent, start)
+    def shift(self, resident: Resident, n_kept: int, n_gone: int) -> None:
+        """Drop the `n_gone` tokens behind the first `n_kept`; what stands behind them moves up.
+
+        Its cells move with it where they can, but never those that another has, who would not know: then they are
+        dropped, and what stands in them is to be computed again, behind what is left.
+        """
+        end, n_tokens = n_kept + n_gone, resident.n_tokens
+        if self.can_shift and resident.n_cached >= end and self.own(resident, end, resident.n_cached):
+            self._cache.shift(resident.seq_id, n_kept, end)
+            self._account.close_gap(resident.seq_id, n_kept, end)
+            resident.n_cached -= n_gone
+            resident.n_reused = min(resident.n_reused, n_kept)
+            resident.n_lent = min(resident.n_lent, n_kept)
+            resident.n_pure = min(resident.n_pure, n_kept)
+        else:
+            self.cut(resident, min(n_kept, resident.n_cached))
+        # In an array of its own: the old one is what others know that had the sequence's cells, or wait for them.
+        tokens = resident.tokens.copy()
+        tokens[n_kept : n_tokens - n_gone] = resident.tokens[end:n_tokens]
+        resident.tokens, resident.n_tokens = tokens, n_tokens - n_gone
 
     def _n_lendable(self, other: Resident, n_common: int) -> int:
-        if self._can_rewind:
-            return min(n_common, other.n_cached)
-        return other.n_cached if n_common >= other.n_cached else 0
+        n_cached = min(n_common, other.n_cached)
+        return n_cached if self._can_rewind or n_cached == other.n_cached else 0
 
     def _can_lead(self, other: Resident, *, is_patient: bool) -> bool:
         is_computing = other.standing is Standing.RUNNING and other.n_pending > 1

@@ -14,13 +14,14 @@ from functools import partial
 
 import numpy as np
 
-from shared.errors import Cancelled, EngineFailed, Expired, InvalidRequest, SlotstreamError
+from shared.errors import Cancelled, EngineFailed, Expired, InvalidRequest
 from shared.events import Failure, StopType
 from shared.jobs import Lane
 from worker.engine.admission import Admission
 from worker.engine.cells import Cells
 from worker.engine.config import EngineConfig
 from worker.engine.embedding import Embedder
+from worker.engine.faults import Trial
 from worker.engine.inbox import Cancel, Discard, Inbox, Submit
 from worker.engine.lanes import Ageing, Lanes
 from worker.engine.launch import Launcher
@@ -33,6 +34,7 @@ from worker.engine.llama import (
     Interrupted,
     LoadFailed,
     Model,
+    OpenContext,
     Outcome,
     OutOfCells,
     Piece,
@@ -40,9 +42,10 @@ from worker.engine.llama import (
 )
 from worker.engine.meter import Meter
 from worker.engine.plan import Pace, Plan
+from worker.engine.recovery import Recovery
 from worker.engine.sampling import NO_TOKEN, Choice, choose
 from worker.engine.schedule import Schedule
-from worker.engine.scribe import Chosen, Ended, EngineEvent, Line, OnEvents, Prefilled, Said, Scribe
+from worker.engine.scribe import Chosen, Ended, EngineEvent, Found, Line, OnEvents, Prefilled, Said, Scribe
 from worker.engine.sequence import Completed, Discarded, Ending, Failed, Phase, Sequence
 from worker.engine.snapshot import BatchSnapshot, EngineSnapshot, SlotSnapshot
 from worker.engine.task import EmbedTask, GenerateTask, Task
@@ -66,8 +69,9 @@ class Engine:
     happened in order; it must not block.
     """
 
-    def __init__(self, config: EngineConfig, on_events: OnEvents) -> None:
+    def __init__(self, config: EngineConfig, on_events: OnEvents, *, open_context: OpenContext = Context.open) -> None:
         self.config = config
+        self._open_context = open_context
         self._on_events = on_events
         self._inbox = Inbox()
         self._is_stopping = False
@@ -95,18 +99,29 @@ class Engine:
             _check(self.config, self._n_ctx_slot)
             n_ids = _n_ids(self.config, model)
             params = ContextParams.to_generate(self.config, n_ctx, n_ids)
-            context = resources.enter_context(Context.open(model, params))
+            context = resources.enter_context(self._open_context(model, params))
             context.warm_up()
-            self._embedder = resources.enter_context(Embedder(model, self.config))
+            self._embedder = resources.enter_context(Embedder(model, self.config, self._open_context))
             self._resources = resources.pop_all()
         self._model, self._context = model, context
         age_s, quantum_s = self.config.age_s, self.config.quantum_s
-        self._cells = Cells(context, n_ids, n_cells=context.n_ctx, can_rewind=model.facts.can_rewind)
-        self._launcher = Launcher(model, self._cells, self._n_ctx_slot)
-        self._admission = Admission(self._cells, self._launcher.launch, self.config.n_slots, Ageing(age_s, quantum_s))
+        facts = model.facts
+        self._cells = Cells(
+            context, n_ids, n_cells=context.n_ctx, can_rewind=facts.can_rewind, can_shift=context.can_shift
+        )
+        self._launcher = Launcher(
+            model,
+            self._cells,
+            self._n_ctx_slot,
+            can_generate=context.can_generate,
+            shifts=self.config.context_shift,
+            shift_limit=self.config.shift_limit,
+        )
+        self._admission = Admission(self._cells, self._launcher, self.config.n_slots, Ageing(age_s, quantum_s))
         self._running = self._admission.running  # the list itself, which admission alone writes
         self._schedule = Schedule(context.n_batch, Ageing(age_s, quantum_s))
         self._pace = Pace(context.n_batch)
+        self._recovery = Recovery(context, self._cells, self._fail)
         self._thread.start()
 
     def stop(self) -> None:
@@ -175,7 +190,7 @@ class Engine:
 
     def _run(self) -> None:
         self._is_resting = False
-        with Scribe(self.model.detokenize, self._on_events) as self._scribe:
+        with Scribe(self.model.detokenize, self.model.token_bytes, self._on_events) as self._scribe:
             while not self._is_stopping:
                 self._progress_at = time.monotonic()
                 if self._has_work():
@@ -193,20 +208,23 @@ class Engine:
     def step(self) -> None:
         """One turn: listen, admit, compute while the text of the last turn is written, retire."""
         self._listen()
+        trial = self._recovery.next_trial(self._running)
         self._retire()
         self._admission.admit()
-        if self._is_turn_to_embed():
+        if trial is None and self._is_turn_to_embed():
             self._embed()
         else:
-            self._generate()
+            self._generate(trial)
         self._retire()
 
     def _is_turn_to_embed(self) -> bool:
         return self._schedule.is_turn_to_embed(self._to_embed, self._running, self._pace, self._meter.decode_ms)
 
-    def _generate(self) -> None:
-        """A turn of sequences: plan, decode, choose."""
-        plan = self._with_room(self._schedule.plan(self._running, self._pace))
+    def _generate(self, trial: Trial[Sequence] | None) -> None:
+        """A turn of sequences, of those on trial if there are any: plan, decode, choose."""
+        self._shift()
+        plan = self._schedule.plan_trial(trial) if trial else self._schedule.plan(self._running, self._pace)
+        plan = self._with_room(plan)
         pieces = [_piece(sequence, n_tokens) for sequence, n_tokens in plan.shares]
         self._scribe.hand(self._take_lines())  # the last thing before a decode, which leaves the scribe the GIL
         outcome = self._decode(plan, pieces)
@@ -214,12 +232,21 @@ class Engine:
         match outcome:
             case Decoded(logits):
                 self._advance(plan, pieces, logits)
+            case OutOfCells() if self._cells.n_free >= plan.n_tokens:
+                self._recovery.failed(plan, "llama.cpp found no room, although there is some")
             case OutOfCells():
                 self._make_room(plan)
             case DecodeFailed(reason):
-                self._isolate(plan, reason)
+                self._recovery.failed(plan, reason)
             case Interrupted():
                 self._undo(plan)
+
+    def _shift(self) -> None:
+        """Make room for the next token of those whose context is full, and who go on all the same."""
+        for sequence in self._running:
+            if sequence.is_full:
+                assert sequence.shift is not None
+                self._cells.shift(sequence.resident, sequence.shift.n_kept, sequence.shift.n_gone)
 
     def _take_lines(self) -> list[Line]:
         lines, self._lines = self._lines, []
@@ -281,6 +308,9 @@ class Engine:
             sequence.end(ending)
             self._lines.append(Ended(sequence, ending, time.monotonic()))
 
+    def _fail(self, sequence: Sequence, reason: str) -> None:
+        self._end(sequence, Failed(EngineFailed(reason)))
+
     def _decode(self, plan: Plan[Sequence], pieces: list[Piece]) -> Outcome:
         if not pieces:
             self._meter.pause()
@@ -306,10 +336,10 @@ class Engine:
             and self._admission.has_slot_for_person()
         )
 
-    def _stop(self, stopped: Iterable[Sequence]) -> None:
-        """The scribe met a stop string in the last tokens of these; their answers are given."""
-        for sequence in stopped:
-            sequence.end(Completed(StopType.WORD))
+    def _stop(self, found: Iterable[Found]) -> None:
+        """The scribe found the end of these in what they said last; their answers are given."""
+        for sequence, ending in found:
+            sequence.end(ending)
 
     def _advance(self, plan: Plan[Sequence], pieces: list[Piece], logits: Floats) -> None:
         """The decode succeeded: commit the plan, choose the next token of every sequence that can have one."""
@@ -322,6 +352,7 @@ class Engine:
             self._commit(sequence, n_tokens, now)
             if piece.wants_logits:
                 rows.append(sequence)
+        self._recovery.passed(plan)
         choosing = [(row, sequence) for row, sequence in enumerate(rows) if sequence.is_choosing]
         if not choosing:
             return
@@ -333,9 +364,17 @@ class Engine:
             [sequence.sampler for sequence in sequences],
             [sequence.n_prompt + sequence.n_decoded for sequence in sequences],
         )
-        for sequence, choice in zip(sequences, choices, strict=True):
-            self._choose(sequence, choice, now)
-        self._meter.chose(len(choices), now)
+        spoiled: list[Sequence] = []
+        for row, sequence, choice in zip(logits, sequences, choices, strict=True):
+            if choice.token != NO_TOKEN:
+                self._choose(sequence, choice, now)
+            elif (row < np.inf).all():  # which NaN is not
+                self._end(sequence, _ALL_BANNED)
+            else:
+                spoiled.append(sequence)
+        if spoiled:
+            self._recovery.spoiled(spoiled, has_sound=len(spoiled) < len(choices))
+        self._meter.chose(len(choices) - len(spoiled), now)
 
     def _commit(self, sequence: Sequence, n_tokens: int, now: float) -> None:
         self._cells.computed(sequence.resident, n_tokens)
@@ -357,12 +396,6 @@ class Engine:
         self._lines.append(Prefilled(sequence, n_processed, at))
 
     def _choose(self, sequence: Sequence, choice: Choice, now: float) -> None:
-        if choice.token == NO_TOKEN:
-            error: SlotstreamError = EngineFailed("no token can be chosen: the model's logits are not numbers")
-            if sequence.task.request.sampling.logit_bias:
-                error = InvalidRequest("no token can be chosen: all are banned", param="logit_bias")
-            self._end(sequence, Failed(error))
-            return
         sequence.choose(choice.token, now)
         self._lines.append(Chosen(sequence, choice, sequence.sampler.memory, sequence.ending, now))
 
@@ -373,36 +406,17 @@ class Engine:
         return plan
 
     def _make_room(self, plan: Plan[Sequence]) -> None:
-        """No cells for this plan, against the books: give up what others hold, then ask for less, then end the only
-        sequence that is left."""
-        if self._admission.make_room(plan.n_tokens):
-            return
+        """No cells for what one sequence alone wants: ask for less, then end it."""
         if plan.n_prefill > 1:
             self._schedule.plan_less(plan.n_prefill)
             return
         for sequence, _ in plan.shares:
             self._end(sequence, Completed(StopType.LIMIT, is_truncated=True))
 
-    def _isolate(self, plan: Plan[Sequence], reason: str) -> None:
-        """A decode failed: one sequence is at fault, not all. Alone it is ended, else each is tried alone."""
-        sequences = self._restore(plan)
-        if len(sequences) == 1:
-            self._end(sequences[0], Failed(EngineFailed(reason)))
-            self._cells.forget(sequences[0].resident)
-        else:
-            self._schedule.suspect(sequences)
-
     def _undo(self, plan: Plan[Sequence]) -> None:
         """A person came in the middle of it. It is planned again when it is bulk's turn."""
         self._n_interruptions += 1
-        self._restore(plan)
-
-    def _restore(self, plan: Plan[Sequence]) -> list[Sequence]:
-        """Take what a decode left halfway out of the cache. Returns whom it was for."""
-        sequences = [sequence for sequence, _ in plan.shares]
-        for sequence in sequences:
-            self._cells.restore(sequence.resident)
-        return sequences
+        self._recovery.restore(plan)
 
     def _embed(self) -> None:
         """A turn of embeddings, of one lane; no other input once somebody has sent something."""
@@ -431,6 +445,7 @@ def _is_overdue(now: float, task: Task) -> bool:
 
 _CANCELLED = Failed(Cancelled("the job was cancelled"))
 _EXPIRED = Failed(Expired("the job's deadline passed while it ran"))
+_ALL_BANNED = Failed(InvalidRequest("no token can be chosen: all are banned", param="logit_bias"))
 
 
 def _check(config: EngineConfig, n_ctx_slot: int) -> None:

@@ -5,6 +5,7 @@ Plain state, written by `cells` alone but for `append`. Knows nothing of slots, 
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -40,8 +41,13 @@ class Resident:
     n_cached: int = 0
     n_reused: int = 0
     """Of the cached: those that this sequence did not compute itself."""
+    n_pure: int = sys.maxsize
+    """Before this position each cell is what any sequence with the same beginning would compute; those behind have
+    been moved, and still know of tokens that are gone."""
     leader: Resident | None = None
     """A running sequence that computes a prefix of this one right now."""
+    awaited: Ids | None = None
+    """The leader's tokens, by which it is known that they are still the same."""
     n_awaited: int = 0
     """The length of that prefix."""
     stamp: int = 0
@@ -59,6 +65,11 @@ class Resident:
     def n_pending(self) -> int:
         """Known tokens that are not in the cache yet."""
         return self.n_tokens - self.n_cached
+
+    @property
+    def n_lendable(self) -> int:
+        """Cached tokens whose cells would be any other's."""
+        return min(self.n_cached, self.n_pure)
 
     @property
     def n_to_compute(self) -> int:

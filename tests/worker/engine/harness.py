@@ -36,6 +36,7 @@ def task(job_id: str, prompt: Sequence[int], *, n_predict: int = 16, **more: Any
         stop=more.pop("stop", ()),
         sampling=more.pop("sampling", GREEDY),
         cache_prompt=more.pop("cache_prompt", True),
+        **{name: more.pop(name) for name in ("shift", "n_keep", "n_discard") if name in more},
     )
     return GenerateTask(SequenceKey(job_id, 0), tuple(prompt), request, **({"seed": 1, "deadline": None} | more))
 
@@ -43,8 +44,14 @@ def task(job_id: str, prompt: Sequence[int], *, n_predict: int = 16, **more: Any
 class Recorded:
     """An engine between start and stop. `on_each` is called with every event, in the engine's thread."""
 
-    def __init__(self, config: EngineConfig, on_each: Callable[[SequenceKey, EngineEvent], None] | None = None) -> None:
-        self.engine = Engine(config, self._keep)
+    def __init__(
+        self,
+        config: EngineConfig,
+        on_each: Callable[[SequenceKey, EngineEvent], None] | None = None,
+        *,
+        open_context: Callable[[Model, ContextParams], Context] = Context.open,
+    ) -> None:
+        self.engine = Engine(config, self._keep, open_context=open_context)
         self._on_each = on_each
         self._changed = threading.Condition()
         self._events: dict[str, list[EngineEvent]] = defaultdict(list)

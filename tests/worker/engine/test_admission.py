@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,7 +29,7 @@ class Stage:
     ) -> None:
         self.cache = ScriptedCache(n_ids=2 * n_slots)
         self.cells = Cells(self.cache, 2 * n_slots, n_cells=n_cells)
-        self.admission = Admission(self.cells, self._launch, n_slots, Ageing(age_s, quantum_s))
+        self.admission = Admission(self.cells, self, n_slots, Ageing(age_s, quantum_s))
 
     def come(self, *names: str, since: float | None = None) -> None:
         for name in names:
@@ -48,9 +49,10 @@ class Stage:
         sequence = self.sequence(name)
         for token in range(n_tokens):
             sequence.resident.append(token)
-        self.cells.computed(sequence.resident, sequence.resident.n_pending)
+        resident = sequence.resident
+        self.cache.compute(resident.seq_id, resident.tokens[resident.n_cached : resident.n_tokens].tolist())
+        self.cells.computed(resident, resident.n_pending)
         sequence.served(time.monotonic())
-        self.cache.lengths[sequence.resident.seq_id] = sequence.resident.n_cached
 
     def end(self, *names: str) -> int:
         for name in names:
@@ -61,8 +63,12 @@ class Stage:
         (found,) = [each for each in self.admission.sequences() if each.task.key.job_id == name]
         return found
 
-    def _launch(self, task: GenerateTask, known: Ids, since: float, slot: int) -> Sequence:
-        resident = self.cells.place(buffer(task.prompt), len(task.prompt), may_reuse=task.request.cache_prompt)
+    def known(self, task: GenerateTask) -> Ids:
+        return np.array(task.prompt, dtype=np.int32)
+
+    def launch(self, task: GenerateTask, known: Ids, since: float, slot: int) -> Sequence:
+        """As the admission wants it."""
+        resident = self.cells.place(buffer(task.prompt), len(known), may_reuse=task.request.cache_prompt)
         return sequence_in(slot, resident, task, since)
 
 

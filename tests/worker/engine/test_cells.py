@@ -14,16 +14,29 @@ N_CELLS = 400
 class Cached:
     """Cells over a scripted cache, with sequences that are computed at once."""
 
-    def __init__(self, n_ids: int = 3, *, can_rewind: bool = True) -> None:
+    def __init__(self, n_ids: int = 3, *, can_rewind: bool = True, can_shift: bool = True) -> None:
         self.cache = ScriptedCache(can_rewind, n_ids)
-        self.cells = Cells(self.cache, n_ids, n_cells=N_CELLS, can_rewind=can_rewind)
+        self.cells = Cells(self.cache, n_ids, n_cells=N_CELLS, can_rewind=can_rewind, can_shift=can_shift)
 
     def place(self, tokens: Sequence[int], *, may_reuse: bool = True, is_patient: bool = False) -> Resident:
         return self.cells.place(buffer(tokens), len(tokens), may_reuse=may_reuse, is_patient=is_patient)
 
     def compute(self, resident: Resident, n_tokens: int | None = None) -> None:
+        before = resident.n_cached
         self.cells.computed(resident, resident.n_pending if n_tokens is None else n_tokens)
-        self.cache.lengths[resident.seq_id] = resident.n_cached
+        self.cache.compute(resident.seq_id, resident.tokens[before : resident.n_cached].tolist())
+
+    def check(self) -> None:
+        """The books are what the cache has."""
+        by_id = {resident.seq_id: resident for resident in self.cells.residents}
+        assert len(by_id) == len(self.cells.residents)
+        for seq_id in range(self.cache.n_ids):
+            resident, in_cache = by_id.get(seq_id, Resident()), self.cache.cells.get(seq_id, [])
+            assert [cell.token for cell in in_cache] == resident.tokens[: resident.n_cached].tolist()
+            for at, cell in enumerate(in_cache[: resident.n_pure]):
+                assert cell.behind == tuple(resident.tokens[:at].tolist())
+            assert self.cells._account.length(seq_id) == resident.n_cached
+            assert max(resident.n_reused, resident.n_lent) <= resident.n_cached <= resident.n_tokens
 
     def run(self, tokens: Sequence[int], **more: bool) -> Resident:
         resident = self.place(tokens, **more)
@@ -245,16 +258,52 @@ def test_cells_are_made_private_by_taking_them_from_the_idle_and_never_from_the_
     assert cached.cells.n_free == N_CELLS - 62
 
 
-def test_what_is_cut_is_pending_again_and_the_cells_behind_a_gap_move_up() -> None:
+def test_what_is_cut_is_pending_again() -> None:
     cached = Cached()
-    resident = cached.place(A)
-    cached.compute(resident)
-    cached.cells.close_gap(resident, 10, 30)
-    assert resident.tokens[: resident.n_tokens].tolist() == A[:10] + A[30:]
-    assert (resident.n_cached, cached.cells.n_free) == (40, N_CELLS - 40)
-    cached.cache.lengths[resident.seq_id] = 40
+    resident = cached.run(A)
     cached.cells.cut(resident, 15)
-    assert (resident.n_pending, cached.cells.n_free) == (25, N_CELLS - 15)
+    assert (resident.n_pending, cached.cells.n_free) == (45, N_CELLS - 15)
+
+
+def test_a_shift_closes_the_gap_and_lends_no_more_than_what_is_before_it() -> None:
+    cached = Cached()
+    resident = cached.run(A)
+    cached.cells.shift(resident, 10, 20)
+    assert resident.known.tolist() == A[:10] + A[30:]
+    assert (resident.n_cached, cached.cells.n_free) == (40, N_CELLS - 40)
+    assert cached.cache.shifted == [(resident.seq_id, 10, 30)]
+    assert cached.place([*A[:10], *A[30:], 7]).n_reused == 10
+
+
+def test_a_shift_among_cells_that_a_running_one_has_drops_them_and_moves_nothing() -> None:
+    cached = Cached()
+    first, second = cached.run(A), cached.run([*A, 7])
+    cached.cells.shift(second, 10, 20)
+    assert cached.cache.shifted == []
+    assert (second.n_cached, second.n_tokens, first.n_cached) == (10, 41, 60)
+    cached.compute(second)
+    assert cached.place([*A[:10], *A[30:], 7, 8]).n_reused == 41
+
+
+def test_what_was_shifted_goes_on_after_parking_with_its_own_cells_alone() -> None:
+    cached = Cached(3)
+    resident = cached.run([*A, 7])
+    cached.cells.shift(resident, 10, 20)
+    resident.append(8)
+    cached.cells.park(resident)
+    cached.run([*resident.known.tolist(), 9])
+    cached.cells.resume(resident)
+    assert (resident.n_cached, resident.n_pending, resident.leader) == (41, 1, None)
+    cached.check()
+
+
+@pytest.mark.parametrize("kind", ["rewind", "shift"])
+def test_where_cells_cannot_be_moved_what_is_left_is_computed_again(kind: str) -> None:
+    cached = Cached(can_rewind=kind != "rewind", can_shift=False)
+    resident = cached.run(A)
+    cached.cells.shift(resident, 10, 20)
+    assert cached.cache.shifted == []
+    assert (resident.n_cached, resident.n_tokens) == (0 if kind == "rewind" else 10, 40)
 
 
 @settings(deadline=None)
@@ -264,7 +313,9 @@ def test_residents_are_always_what_the_cache_has(data: st.DataObject, can_rewind
     running: list[Resident] = []
     parked: list[Resident] = []
     for _ in range(data.draw(st.integers(1, 25))):
-        match data.draw(st.sampled_from(["place", "compute", "release", "give up", "park", "resume", "evict"])):
+        match data.draw(
+            st.sampled_from(["place", "compute", "release", "give up", "park", "resume", "evict", "shift"])
+        ):
             case "place" if len(running) < 4:
                 n = data.draw(st.integers(1, len(A)))
                 tokens = [*A[:n], *data.draw(st.lists(st.integers(0, 3), max_size=4))]
@@ -289,10 +340,9 @@ def test_residents_are_always_what_the_cache_has(data: st.DataObject, can_rewind
                 assert running[-1].n_pending >= 1
             case "evict" if parked:
                 cached.cells.evict(parked[-1])
-        ids = [resident.seq_id for resident in cached.cells.residents]
-        assert len(set(ids)) == len(ids)
+            case "shift" if full := [each for each in running if each.n_pending == 1 and each.n_cached]:
+                n_kept = data.draw(st.integers(0, full[0].n_cached - 1))
+                cached.cells.shift(full[0], n_kept, data.draw(st.integers(1, full[0].n_cached - n_kept)))
+                assert full[0].n_pending >= 1
         assert set(running) <= set(cached.cells.residents)
-        for seq_id in range(4):
-            resident = next((each for each in cached.cells.residents if each.seq_id == seq_id), Resident())
-            assert cached.cache.lengths.get(seq_id, 0) == cached.cells._account.length(seq_id) == resident.n_cached
-            assert max(resident.n_reused, resident.n_lent) <= resident.n_cached <= resident.n_tokens
+        cached.check()

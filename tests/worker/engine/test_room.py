@@ -47,8 +47,9 @@ class Crowd(Stage):
 
     def _decode(self, sequence: Sequence) -> None:
         if n_wanted := sequence.n_wanted:
-            self.cells.computed(sequence.resident, n_wanted)
-            self.cache.lengths[sequence.resident.seq_id] = sequence.resident.n_cached
+            resident = sequence.resident
+            self.cache.compute(resident.seq_id, resident.known[resident.n_cached :].tolist())
+            self.cells.computed(resident, n_wanted)
             sequence.choose(7, 0.0)
 
 
