@@ -117,6 +117,8 @@ class Constraint(Wire):
     syntax: Literal["gbnf", "json_schema", "regex"]
     text: str
     """The grammar or pattern; of a schema its JSON."""
+    field: str = ""
+    """What the client calls it, for errors; without a name, its syntax."""
 
 
 class Truncation(StrEnum):
