@@ -9,6 +9,7 @@ import atexit
 import shutil
 import struct
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,21 @@ from numpy.typing import NDArray
 
 from worker.demo import demo_model_path
 
-__all__ = ["demo_model_path", "tiny_model", "write_byte_model", "write_demo_vocab_model", "write_recurrent_model"]
+__all__ = [
+    "demo_model_path",
+    "tiny_model",
+    "write_byte_model",
+    "write_demo_vocab_model",
+    "write_infill_model",
+    "write_recurrent_model",
+]
 
 N_EMBD = 64
 N_HEADS = 2
 N_FF = 96
 BYTE_EOS = 257
 N_BYTE_VOCAB = 258
+FILL_TOKENS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>")
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
 
 
@@ -34,6 +43,16 @@ def write_byte_model(path: Path, *, n_layers: int = 2, n_ctx_train: int = 2048, 
     writer = _llama_writer(path, n_layers, n_ctx_train, N_BYTE_VOCAB)
     _add_byte_vocab(writer)
     return _finish_llama(writer, path, n_layers, N_BYTE_VOCAB, seed)
+
+
+def write_infill_model(path: Path, *, n_layers: int = 1, n_ctx_train: int = 2048, seed: int = 0) -> Path:
+    """The same with tokens for what stands between two texts: FILL_TOKENS, in this order, from 258 on."""
+    n_vocab = N_BYTE_VOCAB + len(FILL_TOKENS)
+    writer = _llama_writer(path, n_layers, n_ctx_train, n_vocab)
+    _add_byte_vocab(writer, FILL_TOKENS)
+    for token, name in enumerate(("pre", "suf", "mid", "rep", "sep"), N_BYTE_VOCAB):
+        writer.add_uint32(f"tokenizer.ggml.fim_{name}_token_id", token)
+    return _finish_llama(writer, path, n_layers, n_vocab, seed)
 
 
 def write_recurrent_model(path: Path, *, n_layers: int = 2, n_ctx_train: int = 2048, seed: int = 0) -> Path:
@@ -134,11 +153,11 @@ def _byte_characters() -> list[str]:
     return [characters[byte] for byte in range(256)]
 
 
-def _add_byte_vocab(writer: gguf.GGUFWriter) -> None:
+def _add_byte_vocab(writer: gguf.GGUFWriter, more: Sequence[str] = ()) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([*_byte_characters(), "aa", "</s>"])
-    writer.add_token_types([gguf.TokenType.NORMAL] * 257 + [gguf.TokenType.CONTROL])
+    writer.add_token_list([*_byte_characters(), "aa", "</s>", *more])
+    writer.add_token_types([gguf.TokenType.NORMAL] * 257 + [gguf.TokenType.CONTROL] * (1 + len(more)))
     writer.add_token_merges(["a a"])
     writer.add_eos_token_id(BYTE_EOS)
     writer.add_add_bos_token(False)

@@ -238,6 +238,16 @@ class Cells:
         """Free the cells of a resident."""
         self.cut(resident, 0)
 
+    def unfollow(self) -> None:
+        """Let nobody wait for a prefix that another computes: it may never come."""
+        for resident in self.residents:
+            resident.leader = resident.awaited = None
+
+    def lose_all(self) -> None:
+        """The cache is another now, and empty."""
+        for resident in (*self.residents, *self.shelved):
+            self.forget(resident)
+
     def _least_missed(self) -> Resident | None:
         """The idle slot that was used least recently."""
         idle = [resident for resident in self.residents if not resident.is_busy]

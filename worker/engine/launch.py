@@ -83,8 +83,8 @@ class Launcher:
         """How a task is complete with what an earlier attempt produced; None while there is more to come."""
         if not task.prompt:
             return Completed(StopType.LIMIT)
-        if transcript.stopping_word:
-            return Completed(StopType.WORD)
+        if transcript.stop_type is not None:
+            return Completed(transcript.stop_type)
         n_decoded = len(task.produced)
         return self._limits(task).ending(task.produced[-1], n_decoded, len(task.prompt) + n_decoded)
 
@@ -93,6 +93,6 @@ class Launcher:
 
     def _transcript(self, task: GenerateTask) -> Transcript:
         """As it stands after what an earlier attempt produced."""
-        transcript = Transcript(task.request.stop, self._model.token_bytes)
-        transcript.replay(task.produced)
+        transcript = Transcript(task.request.stop, self._model.token_bytes, task.request.n_indent)
+        transcript.replay(task.produced, task.logprobs)
         return transcript

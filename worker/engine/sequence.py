@@ -132,6 +132,15 @@ class Sequence:
         return self.phase in (Phase.PREFILL, Phase.DECODE)
 
     @property
+    def has_ended(self) -> bool:
+        return self.phase is Phase.ENDED
+
+    @property
+    def n_cached(self) -> int:
+        """Known tokens that are in the cache."""
+        return self.resident.n_cached
+
+    @property
     def is_told_of(self) -> bool:
         """Whether anything was said of its prompt."""
         return self.n_told >= 0
