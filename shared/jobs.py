@@ -124,7 +124,12 @@ class Constraint(Wire):
     text: str
     """The grammar or pattern; of a schema its JSON."""
     field: str = ""
-    """What the client calls it, for errors; without a name, its syntax."""
+    """What the client calls it."""
+
+    @property
+    def name(self) -> str:
+        """For errors."""
+        return self.field or self.syntax
 
 
 class Truncation(StrEnum):

@@ -22,13 +22,15 @@ from numpy.typing import NDArray
 from shared.errors import InvalidRequest
 from shared.jobs import Constraint
 from worker.grammar.examiner import Examiner
-from worker.grammar.vocabulary import Vocabulary
+from worker.grammar.lexicon import Lexicon
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
 MAX_KNOWN = 64
 """Grammars that are kept for whoever asks for them again."""
+PATIENCE_S = 1.0
+"""After which a thread that waits for a mask looks whether there is still somebody to give one."""
 FEW = 64
 """A row with fewer allowed than one token in so many is filled anew; with more it is capped."""
 
@@ -39,26 +41,25 @@ class Grammar:
 
     prototype: LLMatcher
     """Only ever copied."""
-    field: str
+    name: str
     """What the client calls it."""
 
 
 class Grammars:
     """Compiles constraints, for threads that may wait; the decode thread gets what is compiled."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
-        self._examiner = Examiner(vocabulary)
+    def __init__(self, lexicon: Lexicon) -> None:
+        self._lexicon = lexicon
+        self._examiner = Examiner(lexicon)
         self._known: OrderedDict[bytes, LLMatcher | str] = OrderedDict()
         self._lock = threading.Lock()
 
     def compile(self, constraint: Constraint) -> Grammar:
         """Raises InvalidRequest, with the client's name for it, in a second or two at most."""
-        field = constraint.field or constraint.syntax
         known = self._look_up(constraint)
         if isinstance(known, str):
-            raise InvalidRequest(f"Field '{field}': {known}", param=field)
-        return Grammar(known, field)
+            raise InvalidRequest(f"Field '{constraint.name}': {known}", param=constraint.name)
+        return Grammar(known, constraint.name)
 
     def close(self) -> None:
         self._examiner.close()
@@ -89,12 +90,12 @@ class Grammars:
         verdict = self._examiner.examine(constraint)
         if verdict.reason:
             return verdict.reason
-        matcher = self._vocabulary.matcher(verdict.lark)
+        matcher = self._lexicon.matcher(verdict.lark)
         return matcher.get_error() or matcher
 
 
 class Mask(NamedTuple):
-    """What may come behind `n_tokens` of a text. Of `ids` and `caps` one is there, or neither: then nothing may come."""
+    """What may come behind `n_tokens` of a text. Of `ids` and `caps` one is there; without either nothing may come."""
 
     n_tokens: int
     is_over: bool
@@ -124,7 +125,7 @@ class Matcher:
     """
 
     def __init__(self, grammar: Grammar, masks: Masks) -> None:
-        self.field = grammar.field
+        self._name = grammar.name
         self._masks = masks
         self._native = grammar.prototype.deep_copy()
         self._accepted: deque[int] = deque()  # the decode thread appends, the other one takes
@@ -146,9 +147,10 @@ class Matcher:
         return self._masks.of(self).is_over
 
     @property
-    def failure(self) -> str:
-        """Why no token may come; empty while the grammar is not at fault."""
-        return self._masks.of(self).failure
+    def failure(self) -> InvalidRequest | None:
+        """What to tell the client when no token may come since its grammar is too much for llguidance."""
+        failure = self._masks.of(self).failure
+        return InvalidRequest(f"Field '{self._name}': {failure}", param=self._name) if failure else None
 
     def current(self) -> Mask | None:
         """The mask behind all that was accepted, if it is there."""
@@ -183,15 +185,15 @@ _CAPS = _CAPS.astype(np.float32)
 
 
 class Masks:
-    """The thread that works masks out, those of all sequences that wait for one in a call that leaves the interpreter.
+    """The thread that works masks out: those of all sequences that wait for one, in one call that leaves Python.
 
-    `n_vocab` is the width of a row of logits, `n_threads` how many the call may have to itself.
+    `n_threads` are those of the call.
     """
 
-    def __init__(self, vocabulary: Vocabulary, n_vocab: int, n_threads: int) -> None:
-        self._n_bits = vocabulary.n_bits
-        self._n_vocab = n_vocab
-        self._eog = np.array(sorted(vocabulary.eog), dtype=np.int64)
+    def __init__(self, lexicon: Lexicon, n_threads: int) -> None:
+        self._n_bits = lexicon.n_bits
+        self._n_vocab = len(lexicon.tokens)
+        self._eog = np.array(sorted(lexicon.eog), dtype=np.int64)
         self._executor = LLExecutor(n_threads)
         self._asking: deque[Matcher] = deque()
         self._is_asked = threading.Event()
@@ -211,9 +213,9 @@ class Masks:
         if (mask := matcher.current()) is not None:
             return mask
         with self._has_answered:
-            self._has_answered.wait_for(lambda: matcher.current() is not None)
-        mask = matcher.current()
-        assert mask is not None
+            while (mask := matcher.current()) is None:
+                if not self._has_answered.wait(PATIENCE_S) and not self._thread.is_alive():
+                    raise RuntimeError("the thread that works out masks is gone")
         return mask
 
     def close(self) -> None:

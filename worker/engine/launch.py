@@ -13,6 +13,7 @@ from shared.errors import InvalidRequest, PromptTooLong, SlotstreamError
 from shared.events import Answer, StopType, Timings
 from shared.jobs import Lane
 from worker.engine.cells import Cells
+from worker.engine.constraint import Masks, Matcher
 from worker.engine.llama import Model
 from worker.engine.sampling import Sampler, Setting
 from worker.engine.scribe import answer
@@ -24,9 +25,10 @@ from worker.engine.transcript import Transcript
 class Launcher:
     """`n_ctx_slot` is the longest that a sequence can get, in tokens: a prompt must be shorter."""
 
-    def __init__(self, model: Model, cells: Cells, n_ctx_slot: int) -> None:
+    def __init__(self, model: Model, cells: Cells, n_ctx_slot: int, masks: Masks) -> None:
         self._model = model
         self._cells = cells
+        self._masks = masks
         self._n_ctx_slot = n_ctx_slot
         self._setting = Setting(model.facts.n_vocab, n_ctx_slot, model.eog, model.facts.newline)
 
@@ -64,7 +66,8 @@ class Launcher:
             tokens, len(known), may_reuse=task.request.cache_prompt, is_patient=task.lane is Lane.BULK
         )
         assert resident is not None
-        sampler = Sampler.of(task, self._setting)
+        matcher = Matcher(task.grammar, self._masks) if task.grammar is not None else None
+        sampler = Sampler.of(task, self._setting, matcher)
         transcript = self._transcript(task)
         now = time.monotonic()
         return Sequence(

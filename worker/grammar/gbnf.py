@@ -7,8 +7,18 @@ from __future__ import annotations
 
 import re
 
-from worker.grammar.nodes import LAST_CHARACTER, Characters, Choice, Node, Reference, Repeat, Row, Token
-from worker.grammar.nodes import complement, joined
+from worker.grammar.nodes import (
+    LAST_CHARACTER,
+    Characters,
+    Choice,
+    Node,
+    Reference,
+    Repeat,
+    Row,
+    Token,
+    complement,
+    joined,
+)
 
 Rules = dict[str, Node]
 
@@ -170,7 +180,7 @@ class _Reader:
         hex2, hex4, hex8, plain = self._expect(_ESCAPE, "a known escape").groups()
         code = _PLAIN.get(plain, ord(plain)) if plain else int(hex2 or hex4 or hex8, 16)
         if code > LAST_CHARACTER or 0xD800 <= code <= 0xDFFF:
-            raise self._error("a character before this escape, which is none,")
+            raise self._error("the escape of a character before this place")
         return code
 
     def _take(self, mark: str) -> bool:
@@ -194,4 +204,4 @@ class _Reader:
     def _error(self, wanted: str) -> BadGrammar:
         line = self._text.count("\n", 0, self._at) + 1
         here = self._text[self._at : self._at + 20]
-        return BadGrammar(f"line {line}: expected {wanted} before {here!r}" if here else f"expected {wanted} at the end")
+        return BadGrammar(f"line {line}: expected {wanted}, " + (f"found {here!r}" if here else "found the end"))

@@ -175,7 +175,8 @@ class _Alphabet:
 
     def bits(self, ranges: Ranges) -> int:
         if ranges not in self._known:
-            self._known[ranges] = sum((1 << self._index[last + 1]) - (1 << self._index[first]) for first, last in ranges)
+            spans = [(self._index[first], self._index[last + 1]) for first, last in ranges]
+            self._known[ranges] = sum((1 << end) - (1 << start) for start, end in spans)
         return self._known[ranges]
 
 
@@ -200,10 +201,9 @@ class _Followers:
         has_changed = True
         while has_changed:
             has_changed = False
-            for name in edges:
-                edge = edge_of(name)
-                has_changed |= edge != edges[name]
-                edges[name] = edge
+            for name, before in edges.items():
+                edges[name] = edge_of(name)  # no key is new, so the loop goes on
+                has_changed |= edges[name] != before
 
     def _edge(self, node: Node) -> _Edge:
         match node:

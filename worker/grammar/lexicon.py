@@ -1,4 +1,4 @@
-"""A model's tokens as llguidance wants them, and matchers of grammars over them. Knows no llama.cpp."""
+"""A model's vocabulary as llguidance wants it, and matchers of grammars over it. Knows no llama.cpp."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LIMITS = LLParserLimits(
 )
 
 
-class Vocabulary:
+class Lexicon:
     """`tokens` are the bytes of each id, `eog` the ids that end a generation: where there are none, one beyond the
     model's stands for them, so that the end of a text can be told.
 
@@ -39,8 +39,8 @@ class Vocabulary:
         self._tokenizer = LLTokenizer(_Tokens(marked, ends[0]), eos_token=ends)  # type: ignore[arg-type]
         self.n_bits = len(marked)
 
-    def __reduce__(self) -> tuple[type[Vocabulary], tuple[tuple[bytes, ...], frozenset[int], frozenset[int]]]:
-        return Vocabulary, (self.tokens, self.control, self.eog)
+    def __reduce__(self) -> tuple[type[Lexicon], tuple[tuple[bytes, ...], frozenset[int], frozenset[int]]]:
+        return Lexicon, (self.tokens, self.control, self.eog)
 
     def matcher(self, lark: str) -> LLMatcher:
         """At the beginning of a text. That it failed is for itself to say. Other threads run meanwhile."""
@@ -48,9 +48,9 @@ class Vocabulary:
 
 
 @functools.lru_cache(maxsize=2)
-def vocabulary(tokens: tuple[bytes, ...], control: frozenset[int], eog: frozenset[int]) -> Vocabulary:
+def lexicon(tokens: tuple[bytes, ...], control: frozenset[int], eog: frozenset[int]) -> Lexicon:
     """The same one again for a model that is loaded again."""
-    return Vocabulary(tokens, control, eog)
+    return Lexicon(tokens, control, eog)
 
 
 class _Tokens:
