@@ -182,9 +182,7 @@ class Model:
         )
         """Tokens that are not text."""
         self.control_texts = frozenset(
-            text
-            for token in self.control
-            if (text := self.token_bytes(token, special=True).decode("utf-8", "replace"))
+            text for token in self.control if (text := self.token_bytes(token, special=True).decode("utf-8", "replace"))
         )
         """What a text must not contain if its author is not to write control tokens into a prompt."""
         self.longest_token = max(len(self.token_bytes(token, special=True)) for token in range(self.facts.n_vocab))
