@@ -177,10 +177,9 @@ POSITIVE = Later("a number", lambda value: value <= 0)
 ONE = Later("a number", lambda value: value == 1)
 
 LATER: dict[str, Later] = {
-    "grammar": TEXT,
     "grammar_lazy": FLAG,
     "grammar_triggers": LIST,
-    "json_schema": ALWAYS,
+    "preserved_tokens": LIST,
     "samplers": Later("any", lambda value: value == DEFAULT_SAMPLERS),
     "mirostat": POSITIVE,
     "dry_multiplier": POSITIVE,
@@ -218,14 +217,3 @@ def refuse_later(fields: Mapping[str, Any], table: Mapping[str, Later]) -> None:
             raise bad_field(name, f"must be {later.kind}")
         if not later.is_off(value):
             raise NotSupported(f"Field '{name}': this build does not support it", param=name)
-
-
-def check_response_format(fields: Mapping[str, Any]) -> None:
-    """Only plain text for now. Raises InvalidRequest or NotSupported."""
-    wanted = fields.get("response_format")
-    if wanted is None:
-        return
-    if not isinstance(wanted, dict) or wanted.get("type") not in ("text", "json_object", "json_schema"):
-        raise bad_field("response_format", "its type must be 'text', 'json_object' or 'json_schema'")
-    if wanted["type"] != "text":
-        raise NotSupported("Field 'response_format': this build gives plain text only", param="response_format")

@@ -13,12 +13,12 @@ from api import sse
 from api.problems import body_of
 from api.schemas.answers import answers_of, timings_json
 from api.schemas.ask import Ask, Heard, Origin
+from api.schemas.constraints import constraint_of
 from api.schemas.generation import (
     DEFAULT_SAMPLERS,
     LATER,
     POSITIVE,
     GenerationFields,
-    check_response_format,
     refuse_later,
 )
 from api.schemas.prompts import prompts_of
@@ -42,10 +42,17 @@ def completion(fields: dict[str, Any]) -> Ask:
         raise bad_field("prompt", "is needed")
     prompts = prompts_of("prompt", fields["prompt"])
     refuse_later(fields, _LATER)
-    check_response_format(fields)
+    constraint = constraint_of(fields)
     sampling, limit, stops = typed.sampling(), typed.limit(), tuple(typed.stop)
     requests = tuple(
-        Completion(prompts=(prompt,), n_predict=limit, stop=stops, sampling=sampling, cache_prompt=typed.cache_prompt)
+        Completion(
+            prompts=(prompt,),
+            n_predict=limit,
+            stop=stops,
+            sampling=sampling,
+            cache_prompt=typed.cache_prompt,
+            constraint=constraint,
+        )
         for prompt in prompts
     )
     return Ask(
@@ -175,7 +182,7 @@ class CompletionShape:
             "logit_bias": [{"bias": bias, "token": token} for token, bias in sampling.logit_bias],
             "n_probs": 0,
             "min_keep": sampling.min_keep,
-            "grammar": "",
+            "grammar": request.constraint.text if request.constraint and request.constraint.syntax == "gbnf" else "",
             "samplers": DEFAULT_SAMPLERS,
             "cache_prompt": request.cache_prompt,
             "timings_per_token": False,

@@ -22,6 +22,7 @@ from api.schemas.answers import (
     vectors_of,
 )
 from api.schemas.ask import Ask, Heard, Origin
+from api.schemas.constraints import constraint_of
 from api.schemas.generation import (
     ALWAYS,
     FLAG,
@@ -31,7 +32,6 @@ from api.schemas.generation import (
     TEXT,
     GenerationFields,
     Later,
-    check_response_format,
     refuse_later,
 )
 from api.schemas.messages import messages_of, tools_of
@@ -81,7 +81,7 @@ def chat(fields: dict[str, Any]) -> Ask:
             "Field 'continue_final_message': this build does not support it", param="continue_final_message"
         )
     refuse_later(fields, _CHAT_LATER)
-    check_response_format(fields)
+    constraint = constraint_of(fields)
     template_kwargs = dict(typed.chat_template_kwargs)
     if typed.reasoning_effort is not None:
         template_kwargs.setdefault("reasoning_effort", typed.reasoning_effort)
@@ -95,6 +95,7 @@ def chat(fields: dict[str, Any]) -> Ask:
         stop=tuple(typed.stop),
         sampling=typed.sampling(),
         cache_prompt=typed.cache_prompt,
+        constraint=constraint,
     )
     return Ask(
         requests=(request,),
@@ -112,12 +113,17 @@ def completions(fields: dict[str, Any]) -> Ask:
         raise bad_field("prompt", "is needed")
     prompts = prompts_of("prompt", fields["prompt"])
     refuse_later(fields, _TEXT_LATER)
-    check_response_format(fields)
+    constraint = constraint_of(fields)
     sampling, limit, stops = typed.sampling(), typed.limit(), tuple(typed.stop)
     return Ask(
         requests=tuple(
             Completion(
-                prompts=(prompt,), n_predict=limit, stop=stops, sampling=sampling, cache_prompt=typed.cache_prompt
+                prompts=(prompt,),
+                n_predict=limit,
+                stop=stops,
+                sampling=sampling,
+                cache_prompt=typed.cache_prompt,
+                constraint=constraint,
             )
             for prompt in prompts
         ),

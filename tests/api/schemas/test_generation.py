@@ -137,8 +137,7 @@ def test_the_lane_is_ours_or_openais_word(given: dict[str, Any], lane: Lane | No
 
 
 NATIVE = [
-    ("grammar", 'root ::= "a"', ["", None]),
-    ("json_schema", {"type": "object"}, [None]),
+    ("preserved_tokens", ["<think>"], [[], None]),
     ("mirostat", 2, [0]),
     ("dry_multiplier", 0.8, [0, 0.0]),
     ("xtc_probability", 0.5, [0]),
@@ -164,7 +163,7 @@ def test_what_this_build_cannot_do_is_refused_unless_it_is_off(name: str, on: An
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("mirostat", "2"), ("mirostat", True), ("grammar", 5), ("lora", {}), ("truncate", 1)]
+    ("name", "value"), [("mirostat", "2"), ("mirostat", True), ("lora", {}), ("truncate", 1)]
 )
 def test_a_wrong_type_of_it_is_still_a_wrong_type(name: str, value: Any) -> None:
     with pytest.raises(InvalidRequest):
