@@ -4,7 +4,7 @@ INSTALLED := $(VENV)/.installed
 OUT := out/results.jsonl
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test chaos check format bench clean
+.PHONY: help setup demo test chaos soak check format bench clean
 
 help: ## show what there is to make
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r target text; do \
@@ -27,6 +27,9 @@ test: $(INSTALLED) ## all tests but the slow ones, which .venv/bin/python -m pyt
 chaos: $(INSTALLED) ## kills, freezes and cut connections for some minutes; again what SEED=7 found
 	@$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED))
 
+soak: $(INSTALLED) ## mixed work for an hour, or for MINUTES=10: every answer right, nothing lost, memory flat
+	@$(BIN)/python -m tests.soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
+
 check: $(INSTALLED) ## format, lint, types and the import rules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -38,7 +41,7 @@ format: $(INSTALLED) ## format the code and mend what the linter can
 	$(BIN)/ruff check --fix .
 
 bench: $(INSTALLED) ## speed, each figure beside its yardstick; WHAT="queue --rounds 9" measures one
-	@$(BIN)/python -m bench $(WHAT)
+	@$(BIN)/python -m bench $(WHAT) $(if $(PEER),--peer $(PEER))
 
 clean: ## remove what was made here, the virtual environment too
 	rm -rf $(VENV) out build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

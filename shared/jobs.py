@@ -9,9 +9,9 @@ from __future__ import annotations
 import secrets
 from enum import StrEnum
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from shared.events import Failure, Finished
 from shared.wire import Wire
@@ -111,6 +111,12 @@ class Sampling(Wire):
     """(token id, or a text whose tokens are all meant; bias); None bans the token."""
 
 
+MAX_CHOICES = 128
+"""Of one prompt."""
+MAX_SEQUENCES = 1024
+"""Of one job: what its record, its log and a worker's memory bear."""
+
+
 class Constraint(Wire):
     """What the text must be a sentence of."""
 
@@ -131,7 +137,7 @@ class Generation(Wire):
 
     n_predict: int = Field(-1, ge=-1)
     """Tokens to generate at most; -1 to the end of the context, 0 evaluates the prompt only."""
-    n: int = Field(1, ge=1)
+    n: int = Field(1, ge=1, le=MAX_CHOICES)
     """Choices for each prompt."""
     stop: tuple[str, ...] = ()
     sampling: Sampling = Sampling()
@@ -180,6 +186,12 @@ class Completion(Generation):
     @property
     def n_prompts(self) -> int:
         return len(self.prompts)
+
+    @model_validator(mode="after")
+    def _check_n_sequences(self) -> Self:
+        if self.n_sequences > MAX_SEQUENCES:
+            raise ValueError(f"{self.n_sequences} choices of all prompts are more than the {MAX_SEQUENCES} of one job")
+        return self
 
 
 class Infill(Generation):

@@ -201,6 +201,18 @@ class WorkerSettings(BusSettings):
     pooling: Annotated[Literal["mean", "cls", "last"] | None, Flag("--pooling")] = Field(
         None, description="pooling of embeddings; default: the model's own, else mean"
     )
+    n_predict: Annotated[int, Flag("-n", "--n-predict")] = Field(
+        -1, ge=-1, description="tokens that a request without a limit of its own gets; -1 fills the context"
+    )
+    n_predict_max: Annotated[int, Flag("--n-predict-max")] = Field(
+        -1, ge=-1, description="tokens that no request gets more than; -1 for no such limit"
+    )
+    system_prompt_file: Annotated[Path | None, Flag("-spf", "--system-prompt-file")] = Field(
+        None, description="file with what stands before the prompt of every completion that brings no system prompt"
+    )
+    spm_infill: Annotated[bool, Flag("--spm-infill")] = Field(
+        False, description="infill with the suffix before the prefix, as some models want it"
+    )
     grace_s: Annotated[float, Flag("--grace-s")] = Field(
         25.0, ge=0, description="seconds that SIGTERM leaves running jobs to finish before they are given back"
     )

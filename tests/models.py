@@ -9,50 +9,90 @@ import atexit
 import shutil
 import struct
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+from numpy.typing import NDArray
 
 from worker.demo import demo_model_path
 
-__all__ = ["demo_model_path", "tiny_model", "write_byte_model", "write_demo_vocab_model"]
+__all__ = [
+    "demo_model_path",
+    "tiny_model",
+    "write_byte_model",
+    "write_demo_vocab_model",
+    "write_infill_model",
+    "write_recurrent_model",
+]
 
 N_EMBD = 64
 N_HEADS = 2
 N_FF = 96
 BYTE_EOS = 257
+N_BYTE_VOCAB = 258
+FILL_TOKENS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>")
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
 
 
 def write_byte_model(path: Path, *, n_layers: int = 2, n_ctx_train: int = 2048, seed: int = 0) -> Path:
     """A llama model whose token ids are bytes: 0 to 255, then `aa` (256) and the end of a sequence (257)."""
-    characters = _byte_characters()
-    tokens = [*characters, "aa", "</s>"]
-    kinds = [gguf.TokenType.NORMAL] * 257 + [gguf.TokenType.CONTROL]
-    writer = _writer(path, n_layers, n_ctx_train, len(tokens))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(tokens)
-    writer.add_token_types(kinds)
-    writer.add_token_merges(["a a"])
-    writer.add_eos_token_id(BYTE_EOS)
-    writer.add_add_bos_token(False)
-    writer.add_chat_template(CHAT_TEMPLATE)
-    return _finish(writer, path, n_layers, len(tokens), seed)
+    writer = _llama_writer(path, n_layers, n_ctx_train, N_BYTE_VOCAB)
+    _add_byte_vocab(writer)
+    return _finish_llama(writer, path, n_layers, N_BYTE_VOCAB, seed)
+
+
+def write_infill_model(path: Path, *, n_layers: int = 1, n_ctx_train: int = 2048, seed: int = 0) -> Path:
+    """The same with tokens for what stands between two texts: FILL_TOKENS, in this order, from 258 on."""
+    n_vocab = N_BYTE_VOCAB + len(FILL_TOKENS)
+    writer = _llama_writer(path, n_layers, n_ctx_train, n_vocab)
+    _add_byte_vocab(writer, FILL_TOKENS)
+    for token, name in enumerate(("pre", "suf", "mid", "rep", "sep"), N_BYTE_VOCAB):
+        writer.add_uint32(f"tokenizer.ggml.fim_{name}_token_id", token)
+    return _finish_llama(writer, path, n_layers, n_vocab, seed)
+
+
+def write_recurrent_model(path: Path, *, n_layers: int = 2, n_ctx_train: int = 2048, seed: int = 0) -> Path:
+    """A Mamba model with the same tokens: one state for all that a sequence has read, which cannot lose its end."""
+    writer = _writer(path, "mamba", n_layers, n_ctx_train, N_BYTE_VOCAB)
+    n_inner, n_state, n_conv, n_dt = 2 * N_EMBD, 16, 4, 4
+    writer.add_feed_forward_length(0)
+    writer.add_head_count(0)
+    writer.add_ssm_inner_size(n_inner)
+    writer.add_ssm_state_size(n_state)
+    writer.add_ssm_conv_kernel(n_conv)
+    writer.add_ssm_time_step_rank(n_dt)
+    _add_byte_vocab(writer)
+    weights = _Weights(writer, seed)
+    weights.add_ends(N_BYTE_VOCAB)
+    for layer in range(n_layers):
+        block = f"blk.{layer}"
+        weights.add_ones(f"{block}.attn_norm.weight", N_EMBD)
+        weights.add(f"{block}.ssm_in.weight", 2 * n_inner, N_EMBD)
+        weights.add(f"{block}.ssm_conv1d.weight", n_inner, n_conv)
+        weights.add(f"{block}.ssm_conv1d.bias", n_inner, scale=0.1)
+        weights.add(f"{block}.ssm_x.weight", n_dt + 2 * n_state, n_inner)
+        weights.add(f"{block}.ssm_dt.weight", n_inner, n_dt)
+        weights.add(f"{block}.ssm_dt.bias", n_inner, scale=0.1)
+        # What a state forgets with each token: little, so that a text depends on all of its beginning.
+        weights.add_values(f"{block}.ssm_a", np.tile(-np.arange(1, n_state + 1) / 64, (n_inner, 1)))
+        weights.add_ones(f"{block}.ssm_d", n_inner)
+        weights.add(f"{block}.ssm_out.weight", N_EMBD, n_inner)
+    return _finish(writer, path)
 
 
 def write_demo_vocab_model(path: Path, *, n_layers: int = 1, n_ctx_train: int = 8192, seed: int = 0) -> Path:
     """A llama model with the tokenizer and the chat template of the demo model."""
     metadata = read_metadata(demo_model_path())
     n_vocab = len(metadata["tokenizer.ggml.tokens"])
-    writer = _writer(path, n_layers, n_ctx_train, n_vocab)
+    writer = _llama_writer(path, n_layers, n_ctx_train, n_vocab)
     for name, value in metadata.items():
         if name.startswith("tokenizer."):
             _add(writer, name, value)
-    return _finish(writer, path, n_layers, n_vocab, seed)
+    return _finish_llama(writer, path, n_layers, n_vocab, seed)
 
 
 @cache
@@ -113,43 +153,76 @@ def _byte_characters() -> list[str]:
     return [characters[byte] for byte in range(256)]
 
 
-def _writer(path: Path, n_layers: int, n_ctx_train: int, n_vocab: int) -> gguf.GGUFWriter:
-    writer = gguf.GGUFWriter(path, "llama")
+def _add_byte_vocab(writer: gguf.GGUFWriter, more: Sequence[str] = ()) -> None:
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([*_byte_characters(), "aa", "</s>", *more])
+    writer.add_token_types([gguf.TokenType.NORMAL] * 257 + [gguf.TokenType.CONTROL] * (1 + len(more)))
+    writer.add_token_merges(["a a"])
+    writer.add_eos_token_id(BYTE_EOS)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(CHAT_TEMPLATE)
+
+
+def _writer(path: Path, architecture: str, n_layers: int, n_ctx_train: int, n_vocab: int) -> gguf.GGUFWriter:
+    writer = gguf.GGUFWriter(path, architecture)
     writer.add_name("tiny")
     writer.add_context_length(n_ctx_train)
     writer.add_embedding_length(N_EMBD)
     writer.add_block_count(n_layers)
-    writer.add_feed_forward_length(N_FF)
-    writer.add_head_count(N_HEADS)
-    writer.add_head_count_kv(N_HEADS)
-    writer.add_rope_dimension_count(N_EMBD // N_HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(n_vocab)
     writer.add_file_type(0)
     return writer
 
 
-def _finish(writer: gguf.GGUFWriter, path: Path, n_layers: int, n_vocab: int, seed: int) -> Path:
-    random = np.random.default_rng(seed)
+def _llama_writer(path: Path, n_layers: int, n_ctx_train: int, n_vocab: int) -> gguf.GGUFWriter:
+    writer = _writer(path, "llama", n_layers, n_ctx_train, n_vocab)
+    writer.add_feed_forward_length(N_FF)
+    writer.add_head_count(N_HEADS)
+    writer.add_head_count_kv(N_HEADS)
+    writer.add_rope_dimension_count(N_EMBD // N_HEADS)
+    return writer
 
-    def add(name: str, *shape: int, scale: float | None = None) -> None:
+
+class _Weights:
+    """Random tensors; shapes are numpy's, with the input last."""
+
+    def __init__(self, writer: gguf.GGUFWriter, seed: int) -> None:
+        self._writer = writer
+        self._random = np.random.default_rng(seed)
+
+    def add(self, name: str, *shape: int, scale: float | None = None) -> None:
         scale = shape[-1] ** -0.5 if scale is None else scale
-        writer.add_tensor(name, (random.standard_normal(shape) * scale).astype(np.float32))
+        self.add_values(name, self._random.standard_normal(shape) * scale)
 
-    def add_ones(name: str) -> None:
-        writer.add_tensor(name, np.ones(N_EMBD, dtype=np.float32))
+    def add_ones(self, name: str, n: int) -> None:
+        self.add_values(name, np.ones(n))
 
-    add("token_embd.weight", n_vocab, N_EMBD, scale=1.0)
-    add("output.weight", n_vocab, N_EMBD, scale=2 * N_EMBD**-0.5)
-    add_ones("output_norm.weight")
+    def add_values(self, name: str, values: NDArray[np.float64]) -> None:
+        self._writer.add_tensor(name, values.astype(np.float32))
+
+    def add_ends(self, n_vocab: int) -> None:
+        self.add("token_embd.weight", n_vocab, N_EMBD, scale=1.0)
+        self.add("output.weight", n_vocab, N_EMBD, scale=2 * N_EMBD**-0.5)
+        self.add_ones("output_norm.weight", N_EMBD)
+
+
+def _finish_llama(writer: gguf.GGUFWriter, path: Path, n_layers: int, n_vocab: int, seed: int) -> Path:
+    weights = _Weights(writer, seed)
+    weights.add_ends(n_vocab)
     for layer in range(n_layers):
-        add_ones(f"blk.{layer}.attn_norm.weight")
-        add_ones(f"blk.{layer}.ffn_norm.weight")
+        weights.add_ones(f"blk.{layer}.attn_norm.weight", N_EMBD)
+        weights.add_ones(f"blk.{layer}.ffn_norm.weight", N_EMBD)
         for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
-            add(f"blk.{layer}.{name}.weight", N_EMBD, N_EMBD)
-        add(f"blk.{layer}.ffn_gate.weight", N_FF, N_EMBD)
-        add(f"blk.{layer}.ffn_up.weight", N_FF, N_EMBD)
-        add(f"blk.{layer}.ffn_down.weight", N_EMBD, N_FF)
+            weights.add(f"blk.{layer}.{name}.weight", N_EMBD, N_EMBD)
+        weights.add(f"blk.{layer}.ffn_gate.weight", N_FF, N_EMBD)
+        weights.add(f"blk.{layer}.ffn_up.weight", N_FF, N_EMBD)
+        weights.add(f"blk.{layer}.ffn_down.weight", N_EMBD, N_FF)
+    return _finish(writer, path)
+
+
+def _finish(writer: gguf.GGUFWriter, path: Path) -> Path:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

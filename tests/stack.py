@@ -126,6 +126,9 @@ class Stack:
     async def busy_slots(self) -> int:
         return sum(slot["is_processing"] for slot in (await self.http.get("/slots")).json())
 
+    async def is_idle(self) -> bool:
+        return await self.busy_slots() == 0
+
     async def until(self, condition: Callable[[], Any], role: Role | None = None) -> None:
         """Wait for `condition`, as long as `role` lives."""
         async with asyncio.timeout(PATIENCE_S):

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not here")
 def test_make_alone_lists_every_target_with_what_it_does() -> None:
     listed = subprocess.run(["make", "-C", str(ROOT)], capture_output=True, text=True, timeout=20, check=True).stdout
-    for target in ("setup", "demo", "test", "chaos", "check", "bench", "clean"):
+    for target in ("setup", "demo", "test", "chaos", "soak", "check", "bench", "clean"):
         assert re.search(rf"^  make {target} +\S+", listed, re.MULTILINE), target
 
 

@@ -23,6 +23,7 @@ from worker.intake import Registrar
 from worker.presence import Announcer
 from worker.publisher import Publisher
 from worker.puller import Hands, Puller, Station
+from worker.rules import Rules, SystemPrompt
 
 STALL_S = 120.0
 """A busy engine without a finished step for this long hangs; a prefill step of a slow CPU takes some seconds."""
@@ -40,6 +41,7 @@ class EngineDied(Exception):
 async def run(settings: WorkerSettings, make_engine: Callable[[EngineConfig, OnEvents], Engine] = Engine) -> None:
     """Work until SIGTERM or SIGINT. ConfigError or LoadFailed when it cannot start, EngineDied when it cannot go on."""
     config = EngineConfig.from_settings(settings)
+    system_prompt = SystemPrompt.read(settings.system_prompt_file)
     name = settings.alias or config.model.stem
     worker_id = f"{platform.node()}-{os.getpid()}-{secrets.token_hex(3)}"
     signals = StopSignals()
@@ -65,7 +67,7 @@ async def run(settings: WorkerSettings, make_engine: Callable[[EngineConfig, OnE
                     bus.queue,
                     bus.log,
                     Hands(engine, held, publisher, keeper),
-                    Registrar(engine.model, n_ctx=engine.n_ctx_slot, n_ubatch=config.n_ubatch),
+                    Registrar(engine.model, Rules.of(settings, system_prompt, engine.n_ctx_slot)),
                     Station(worker_id, name, config.n_slots, settings.lease_s),
                 )
                 with keeper:

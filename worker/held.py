@@ -43,6 +43,11 @@ class Held:
         return self.claimed.lease
 
     @property
+    def n_slots(self) -> int:
+        """Those that it has, or would like to have: one at least while it is held."""
+        return max(1, self.job.n_slots - len(self.parts))
+
+    @property
     def is_complete(self) -> bool:
         return self.failure is not None or len(self.parts) >= self.expected
 
@@ -126,9 +131,9 @@ class HeldJobs:
     def has_suspect(self) -> bool:
         return any(held.claimed.is_suspect for held in self._by_id.values())
 
-    def count(self, queue: str) -> int:
-        """Jobs of one line: of a lane, or the quick ones."""
-        return sum(held.job.queue == queue for held in self._by_id.values())
+    def n_slots(self, queue: str) -> int:
+        """What the jobs of one line take, of a lane or of the quick ones: each at least one."""
+        return sum(held.n_slots for held in self._by_id.values() if held.job.queue == queue)
 
     async def wait_empty(self) -> None:
         await self._empty.wait()

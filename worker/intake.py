@@ -1,22 +1,42 @@
 """From a claimed job to tasks for the engine: template, tokens, limits. Runs off the decode thread.
 
 What only a worker can know is checked here, before any cell is spent: whether ids are in the vocabulary, whether the
-prompt fits. Nothing a client sends reaches llama.cpp unchecked.
+prompts fit. Nothing a client sends reaches llama.cpp unchecked.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from shared.bus import Claimed
-from shared.errors import InvalidRequest, NotSupported, PromptTooLong
+from shared.errors import InvalidRequest
 from shared.events import Accepted, Text, TokenIds
-from shared.jobs import ApplyTemplate, Chat, Completion, Detokenize, Embedding, Infill, Job, Prompt, Tokenize
+from shared.jobs import (
+    ApplyTemplate,
+    Chat,
+    Completion,
+    Detokenize,
+    Embedding,
+    Generation,
+    Infill,
+    Job,
+    Prompt,
+    Tokenize,
+)
 from worker.chat import ChatTemplate
 from worker.engine import EmbedTask, GenerateTask, Model, SequenceKey
+from worker.past import Past
+from worker.prompting import Prompter
+from worker.rules import Rules, SystemPrompt
+from worker.vocabulary import Vocabulary, pieces_of
+
+N_SEEDS = 2**32
+
+G = TypeVar("G", bound=Generation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,77 +57,100 @@ class Intake:
 class Registrar:
     """Turns claimed jobs into tasks for one model. Thread-safe: the model and the template are only read."""
 
-    def __init__(self, model: Model, *, n_ctx: int, n_ubatch: int) -> None:
-        """`n_ctx` is the context of one slot in tokens, `n_ubatch` the longest input of an embedding."""
+    def __init__(self, model: Model, rules: Rules) -> None:
         self._model = model
-        self._n_ctx = n_ctx
-        self._n_ubatch = n_ubatch
+        self._rules = rules
         facts = model.facts
-        self._n_vocab = facts.n_vocab
-        self._bos = facts.bos_token if facts.adds_bos else ""
         self._template = ChatTemplate(facts.chat_template, bos_token=facts.bos_token, eos_token=facts.eos_token)
+        self._vocabulary = Vocabulary(model)
+        self._prompter = Prompter(model, self._vocabulary, self._template, rules)
 
-    def admit(self, claimed: Claimed, produced: Mapping[int, tuple[int, ...]]) -> Intake:
-        """Tasks for `claimed`; `produced` holds, by sequence, the token ids that earlier attempts put in the log.
+    def admit(self, claimed: Claimed, pasts: Mapping[int, Past]) -> Intake:
+        """Tasks for `claimed`; `pasts` are what earlier attempts have said, by sequence.
 
-        Raises Rejected when the job can never run here: InvalidRequest, PromptTooLong.
+        Raises Rejected when the job can never run here: InvalidRequest, PromptTooLong, NotSupported.
         """
         job = claimed.job
         match job.request:
             case Embedding():
                 return self._embedding(claimed, job.request)
-            case Completion() | Chat():
-                return self._generation(claimed, job.request, produced)
-            case Infill():
-                raise NotSupported("Infill is not supported by this model")
+            case Completion() | Chat() | Infill():
+                return self._generation(claimed, self._settled(job.request), pasts)
             case Tokenize():
                 return self._tokenized(job.request)
             case Detokenize(tokens=tokens):
                 if not self._model.has_tokens(tokens):
                     raise InvalidRequest("a token id is outside the vocabulary", param="tokens")
-                return Intake(self._accepted(tokens), answer=Text(text=self._model.detokenize(tokens)))
+                return Intake(self._accepted(len(tokens)), answer=Text(text=self._model.detokenize(tokens)))
             case ApplyTemplate(chat=chat):
-                return Intake(self._accepted(()), answer=Text(text=self._template.render(chat)))
+                return Intake(self._accepted(0), answer=Text(text=self._template.render(chat)))
 
-    def _accepted(self, tokens: Sequence[int]) -> Accepted:
-        return Accepted(prompt_tokens=len(tokens), n_ctx=self._n_ctx)
+    def _accepted(self, n_tokens: int) -> Accepted:
+        return Accepted(prompt_tokens=n_tokens, n_ctx=self._rules.n_ctx)
 
     def _tokenized(self, request: Tokenize) -> Intake:
-        ids = self._tokens(
-            request.content, "content", add_special=request.add_special, parse_special=request.parse_special
-        )
-        pieces = [self._model.token_bytes(token, special=True) for token in ids]
-        return Intake(self._accepted(ids), answer=TokenIds.of(ids, pieces))
+        pieces = pieces_of(request.content, parse_special=request.parse_special)
+        ids = self._vocabulary.tokens(pieces, "content", add_special=request.add_special)
+        texts = [self._model.token_bytes(token, special=True) for token in ids]
+        return Intake(self._accepted(len(ids)), answer=TokenIds.of(ids, texts))
 
-    def _generation(
-        self, claimed: Claimed, request: Completion | Chat, produced: Mapping[int, tuple[int, ...]]
-    ) -> Intake:
-        self._check_may_fit(request)
-        prompt = self._chat(request) if isinstance(request, Chat) else self._tokens(request.prompts[0], "prompt")
-        self._check_fits(prompt)
-        for token, _ in request.sampling.logit_bias:
-            if isinstance(token, str) or not 0 <= token < self._n_vocab:
-                raise InvalidRequest(f"token {token} is not in the vocabulary", param="logit_bias")
-        task = GenerateTask(
-            key=SequenceKey(claimed.job.id, 0, claimed.lease.mark),
-            prompt=prompt,
-            request=request,
-            seed=_seed(claimed.job, 0) if request.sampling.seed is None else request.sampling.seed,
-            lane=claimed.job.lane,
-            produced=produced.get(0, ()),
-            queue_ms=max(0.0, claimed.now - claimed.enqueued_at) * 1e3,
-            deadline=_deadline(claimed),
-        )
-        return Intake(self._accepted(prompt), (task,))
+    def _settled(self, request: G) -> G:
+        """With the worker's say in it: its limits, and the system prompt as ids, which are kept whatever goes."""
+        settled = request.model_copy(update={"n_predict": self._rules.limit(request.n_predict)})
+        if not isinstance(request, Completion):
+            return settled
+        system = self._rules.system_prompt if request.system_prompt is None else SystemPrompt(request.system_prompt)
+        tokens = self._tokens(system.prompt, "system_prompt") if system.prompt else ()
+        n_keep = request.n_keep if request.n_keep < 0 else request.n_keep + len(tokens)
+        stop = (*request.stop, system.anti_prompt) if system.anti_prompt else request.stop
+        return settled.model_copy(update={"system_prompt": tokens, "n_keep": n_keep, "stop": stop})
+
+    def _generation(self, claimed: Claimed, request: Completion | Chat | Infill, pasts: Mapping[int, Past]) -> Intake:
+        """A task for each choice of each prompt; prompts are counted once, however many choices they have."""
+        prompts = self._prompter.prompts(request)
+        sampling = request.sampling
+        biases, breakers = self._vocabulary.biases(sampling), self._vocabulary.breakers(sampling)
+        penalized = self._penalized(sampling.penalty_prompt)
+        queue_ms, deadline = max(0.0, claimed.now - claimed.enqueued_at) * 1e3, _deadline(claimed)
+        tasks = []
+        for index in range(request.n_sequences):
+            prompt, past = prompts[index // request.n], pasts.get(index, NOTHING)
+            task = GenerateTask(
+                key=SequenceKey(claimed.job.id, index, claimed.lease.mark),
+                prompt=prompt.tokens,
+                request=request,
+                seed=_seed(claimed.job, index, request),
+                lane=claimed.job.lane,
+                produced=tuple(past.ids),
+                logprobs=tuple(past.logprobs),
+                memory=past.memory,
+                biases=biases,
+                penalized=penalized,
+                breakers=breakers,
+                is_truncated=prompt.is_truncated,
+                queue_ms=queue_ms,
+                deadline=deadline,
+            )
+            tasks.append(task)
+        return Intake(self._accepted(sum(len(prompt.tokens) for prompt in prompts)), tuple(tasks))
+
+    def _penalized(self, prompt: Prompt | None) -> tuple[int, ...] | None:
+        """As much of it as penalties can look back on."""
+        if prompt is None:
+            return None
+        n_ctx = self._rules.n_ctx
+        pieces = self._vocabulary.tail(pieces_of(prompt), n_ctx)
+        return self._vocabulary.tokens(pieces, "penalty_prompt", add_special=False)[-n_ctx:]
 
     def _embedding(self, claimed: Claimed, request: Embedding) -> Intake:
         inputs = [self._tokens(value, "input") for value in request.inputs]
+        n_ubatch = self._rules.n_ubatch
         for position, tokens in enumerate(inputs):
             if not tokens:
                 raise InvalidRequest(f"input {position} has no tokens", param="input")
-            if len(tokens) > self._n_ubatch:
+            if len(tokens) > n_ubatch:
                 raise InvalidRequest(
-                    f"input {position} has {len(tokens)} tokens, more than the {self._n_ubatch} of n_ubatch"
+                    f"input {position} has {len(tokens)} tokens, more than the {n_ubatch} of n_ubatch"
                     " that this worker embeds at once",
                     param="input",
                 )
@@ -121,70 +164,14 @@ class Registrar:
             )
             for index, tokens in enumerate(inputs)
         )
-        return Intake(Accepted(prompt_tokens=sum(map(len, inputs)), n_ctx=self._n_ubatch), tasks)
+        return Intake(Accepted(prompt_tokens=sum(map(len, inputs)), n_ctx=n_ubatch), tasks)
 
-    def _tokens(
-        self, prompt: Prompt, field: str, *, add_special: bool = True, parse_special: bool = True
-    ) -> tuple[int, ...]:
-        """Text is tokenized with its control tokens, as llama.cpp's server does; the first piece gets the BOS."""
-        pieces = (prompt,) if isinstance(prompt, str) else prompt
-        tokens: list[int] = []
-        for position, piece in enumerate(pieces):
-            if isinstance(piece, str):
-                tokens += self._model.tokenize(
-                    piece, add_special=add_special and position == 0, parse_special=parse_special
-                )
-            elif 0 <= piece < self._n_vocab:
-                tokens.append(piece)
-            else:
-                raise InvalidRequest("Prompt contains invalid tokens", param=field)
-        return tuple(tokens)
+    def _tokens(self, prompt: Prompt, field: str) -> tuple[int, ...]:
+        return self._vocabulary.tokens(pieces_of(prompt), field, add_special=True)
 
-    def _chat(self, request: Chat) -> tuple[int, ...]:
-        """The rendered messages. Control tokens count only where the template wrote them, never in a content."""
-        text = self._template.render(request)
-        contents = [message.get("content") or "" for message in request.messages]
-        # A template may write the BOS itself; llama.cpp would add a second one.
-        add_special = not (self._bos and text.startswith(self._bos))
-        if not any(control in content for content in contents for control in self._model.control_texts):
-            return tuple(self._model.tokenize(text, add_special=add_special, parse_special=True))
-        # Tokenized in one piece wherever possible: cutting at the contents' edges changes how words merge there.
-        stretches = self._template.stretches(request)
-        if stretches is None:
-            raise InvalidRequest("a message contains a control token of the model", param="messages")
-        tokens: list[int] = []
-        for position, stretch in enumerate(stretches):
-            tokens += self._model.tokenize(
-                stretch.text, add_special=add_special and position == 0, parse_special=not stretch.is_user
-            )
-        return tuple(tokens)
 
-    def _check_may_fit(self, request: Completion | Chat) -> None:
-        """Refuse by bytes what cannot fit by tokens: to tokenize megabytes takes seconds that others would wait."""
-        if isinstance(request, Chat):
-            texts = [message.get("content") or "" for message in request.messages]
-            n_least = len(texts)  # a template writes something for each message
-        else:
-            pieces = (request.prompts[0],) if isinstance(request.prompts[0], str) else request.prompts[0]
-            texts = [piece for piece in pieces if isinstance(piece, str)]
-            n_least = len(pieces) - len(texts)
-        n_bytes = sum(len(text.encode()) for text in texts)
-        n_least = max(n_least, n_bytes // self._model.longest_token)
-        if n_least >= self._n_ctx:
-            raise PromptTooLong(
-                f"the request has at least {n_least} prompt tokens"
-                f" and exceeds the available context size of {self._n_ctx}",
-                n_prompt_tokens=n_least,
-                n_ctx=self._n_ctx,
-            )
-
-    def _check_fits(self, prompt: tuple[int, ...]) -> None:
-        if len(prompt) >= self._n_ctx:
-            raise PromptTooLong(
-                f"the request has {len(prompt)} prompt tokens and exceeds the available context size of {self._n_ctx}",
-                n_prompt_tokens=len(prompt),
-                n_ctx=self._n_ctx,
-            )
+NOTHING = Past()
+"""Of a sequence that has said nothing yet."""
 
 
 def _deadline(claimed: Claimed) -> float:
@@ -192,6 +179,9 @@ def _deadline(claimed: Claimed) -> float:
     return time.monotonic() + claimed.deadline_at - claimed.now
 
 
-def _seed(job: Job, index: int) -> int:
-    """A seed for a job that named none: the same on every attempt, so that a retry continues what was said."""
+def _seed(job: Job, index: int, request: Generation) -> int:
+    """Choices count up from the seed that was named, as llama.cpp's do. Without one it is the same on every attempt, so
+    that a retry continues what was said."""
+    if request.sampling.seed is not None:
+        return (request.sampling.seed + index % request.n) % N_SEEDS
     return int.from_bytes(hashlib.blake2s(f"{job.id}/{index}".encode(), digest_size=4).digest(), "little")

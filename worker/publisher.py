@@ -96,6 +96,9 @@ class Publisher:
             # Words of an attempt that was lost in the meantime are nobody's, even if the job came back to us.
             if held and held.lease.mark == key.attempt:
                 held.hear(event)
+                if isinstance(event, Failure) and self._engine:
+                    # It ends the job, and no other sequence of it may go on with a slot.
+                    self._engine.discard(key.job_id, key.attempt)
 
     def _is_time_for_bulk(self) -> bool:
         return time.monotonic() - self._sent_at >= BULK_WAIT_S or any(

@@ -1,7 +1,8 @@
 """Claims jobs for the slots that are free, and hands them to the engine.
 
-It never takes more than it can start: the interactive lane gets the slots that are free or hold bulk, the bulk lane
-the free ones and a small window beyond, so that a slot that frees up has its next job at hand.
+It takes no more than it can start: the interactive lane gets the slots that are free or hold bulk, the bulk lane the
+free ones and a small window beyond, so that a slot that frees up has its next job at hand. A job counts as many slots
+as it has sequences to go; one with more of them than there are slots is taken all the same, and has them in turn.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from shared.jobs import Lane
 from worker.engine import Engine
 from worker.held import Held, HeldJobs
 from worker.intake import Intake, Registrar
+from worker.past import Past, pasts_of
 from worker.publisher import Publisher
 
 POLL_S = 0.25
@@ -128,9 +130,9 @@ class Puller:
 
     def wanted(self) -> Wanted:
         n_slots = self._station.n_slots
-        n_interactive, n_bulk = self._held.count(Lane.INTERACTIVE), self._held.count(Lane.BULK)
+        n_interactive, n_bulk = self._held.n_slots(Lane.INTERACTIVE), self._held.n_slots(Lane.BULK)
         return Wanted(
-            quick=max(0, QUICK_JOBS - self._held.count("quick")),
+            quick=max(0, QUICK_JOBS - self._held.n_slots("quick")),
             interactive=max(0, n_slots - n_interactive),
             bulk=max(0, n_slots + bulk_window(self._n_waiting, n_slots) - n_interactive - n_bulk),
             suspects=0 if self._held.has_suspect else 1,
@@ -161,15 +163,16 @@ class Puller:
     async def _take_in(self, claimed: Claimed) -> None:
         """Template, tokens and limits in a thread, then into the engine. A no goes to the client as the job's end."""
         try:
-            produced = await self._produced(claimed)
+            pasts = await self._pasts(claimed)
             threads = self._quick_thread if claimed.job.is_quick else self._intake_threads
             intake: Intake = await asyncio.get_running_loop().run_in_executor(
-                threads, self._registrar.admit, claimed, produced
+                threads, self._registrar.admit, claimed, pasts
             )
         except Rejected as error:
             self._publisher.say(claimed.lease, Failure.of(error))
             return
-        if held := self._still_held(claimed):
+        held = self._still_held(claimed)
+        if held and not held.is_complete:  # it may have been cancelled meanwhile
             held.expected = intake.n_parts
             held.is_taken_in = True
             self._publisher.say(claimed.lease, intake.accepted)
@@ -178,16 +181,14 @@ class Puller:
             for task in intake.tasks:
                 self._engine.submit(task)
 
-    async def _produced(self, claimed: Claimed) -> dict[int, tuple[int, ...]]:
-        """The token ids that earlier attempts put in the log: a new attempt goes on behind them."""
-        produced: dict[int, tuple[int, ...]] = {}
+    async def _pasts(self, claimed: Claimed) -> dict[int, Past]:
+        """What earlier attempts put in the log: a new attempt goes on behind it."""
         if claimed.lease.epoch <= 1:
-            return produced
-        for number, tokens in await self._read_log(claimed):
-            produced[tokens.index] = produced.get(tokens.index, ()) + tokens.ids
-            if held := self._still_held(claimed):
-                held.next_event = number + 1
-        return produced
+            return {}
+        said = await self._read_log(claimed)
+        if said and (held := self._still_held(claimed)):
+            held.next_event = said[-1][0] + 1
+        return pasts_of(tokens for _, tokens in said)
 
     def _still_held(self, claimed: Claimed) -> Held | None:
         held = self._held.get(claimed.job.id)

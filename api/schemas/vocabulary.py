@@ -27,7 +27,7 @@ class TokenizeFields(ClientFields):
 
 class DetokenizeFields(ClientFields):
     model: str | None = None
-    tokens: list[Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]] = []
+    tokens: list[Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]]
 
 
 def tokenize(fields: dict[str, Any]) -> Ask:

@@ -631,11 +631,11 @@ def _wake(payload: bytes) -> Wake:
 
 
 def _cost(job: Job, request: str) -> int:
-    """What a job takes from its tenant's share: bytes asked about and tokens asked for."""
+    """What a job takes from its tenant's share: bytes asked about, which all choices share, and tokens asked for."""
     if not isinstance(job.request, Generation):
         return len(request)
     n_predict = job.request.n_predict
-    return len(request) + (n_predict if n_predict >= 0 else UNKNOWN_LENGTH)
+    return len(request) + job.request.n_sequences * (n_predict if n_predict >= 0 else UNKNOWN_LENGTH)
 
 
 def _fingerprint(job: Job) -> str:

@@ -46,6 +46,7 @@ class ByteModel:
             chat_template="",
             bos=-1,
             eos=-1,
+            newline=-1,
             bos_token="",
             eos_token="",
             adds_bos=False,

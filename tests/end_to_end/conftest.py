@@ -1,4 +1,4 @@
-"""A stack for each test, around one embedded server."""
+"""A stack for each test, around one embedded server, and one for all that only ask."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
+import redis
 
 from shared.bus import EmbeddedServer
 from tests.models import tiny_model
-from tests.stack import Stack
+from tests.stack import Stack, ask
 
 
 @pytest.fixture(scope="session")
@@ -39,3 +41,35 @@ async def stack(bare_stack: Stack) -> Stack:
 def model() -> Path:
     """A tiny random model: its words mean nothing, and it is quick."""
     return tiny_model()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def shared_stack(redis_url: str, model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+    """One worker of four slots with 256 tokens each. At the end nothing may be held by anybody."""
+    stack = Stack(redis_url, tmp_path_factory.mktemp("shared"))
+    try:
+        await stack.start_api()
+        await stack.start_worker(model, ctx_size=1024, parallel=4)
+        yield stack
+        await stack.until(stack.is_idle)
+        assert _pending(stack) == {}
+    finally:
+        await stack.close()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def served(shared_stack: Stack) -> AsyncIterator[Stack]:
+    """The shared stack. Whatever a test asked of it, the same worker answers a plain request afterwards."""
+    yield shared_stack
+    plain = await shared_stack.http.post("/completion", json=ask())
+    assert (plain.status_code, plain.json()["tokens_predicted"]) == (200, 12), plain.text
+    assert [role.process.poll() for role in shared_stack.roles] == [None, None], "a process ended"
+
+
+def _pending(stack: Stack) -> dict[str, int]:
+    """Entries of each queue that were handed out and never ended."""
+    namespace = stack.environment["SLOTSTREAM_NAMESPACE"]
+    with redis.Redis.from_url(stack.environment["SLOTSTREAM_REDIS_URL"], decode_responses=True) as client:
+        queues = [key for key in client.scan_iter(match=f"{namespace}:*", _type="stream") if ":q:" in key]
+        pending = {queue: client.xpending(queue, "workers")["pending"] for queue in queues}
+    return {queue: count for queue, count in pending.items() if count}

@@ -6,14 +6,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from shared.bus import Claimed, Lease
-from shared.errors import InvalidRequest, PromptTooLong, Rejected
+from shared.errors import InvalidRequest, NotSupported, PromptTooLong, Rejected
 from shared.events import Text, TokenIds
-from shared.jobs import Job
+from shared.jobs import Completion, Job
 from worker.demo import demo_model_path
 from worker.engine import EmbedTask, GenerateTask, Model
 from worker.intake import Intake, Registrar
+from worker.past import Past
+from worker.rules import Rules
 
 IM_START, IM_END = 1, 2
 
@@ -26,15 +29,15 @@ def model() -> Iterator[Model]:
 
 @pytest.fixture(scope="module")
 def registrar(model: Model) -> Registrar:
-    return Registrar(model, n_ctx=64, n_ubatch=16)
+    return Registrar(model, Rules(n_ctx=64, n_ubatch=16))
 
 
-def admit(registrar: Registrar, produced: dict[int, tuple[int, ...]] | None = None, **request: Any) -> Intake:
+def admit(registrar: Registrar, pasts: dict[int, Past] | None = None, **request: Any) -> Intake:
     job = Job.model_validate({"id": "job_0_0a", "model": "m", "request": request})
     claimed = Claimed(
         job, Lease(job.id, "w:1:a0"), attempt=1, deaths=0, n_events=0, enqueued_at=10, deadline_at=99, now=12.5
     )
-    return registrar.admit(claimed, produced or {})
+    return registrar.admit(claimed, pasts or {})
 
 
 def tokens_of(registrar: Registrar, **request: Any) -> tuple[int, ...]:
@@ -111,10 +114,106 @@ def test_a_seed_is_kept_and_a_missing_one_is_the_same_on_every_attempt(registrar
     assert seed({}) == seed({})
 
 
+def generations(intake: Intake) -> list[GenerateTask]:
+    return [task for task in intake.tasks if isinstance(task, GenerateTask)]
+
+
+def test_each_choice_of_each_prompt_is_a_sequence(registrar: Registrar) -> None:
+    pasts = {1: Past([5, 6]), 5: Past([7])}
+    intake = admit(registrar, pasts, kind="completion", prompts=["a", [28, 905]], n=3, sampling={"seed": 2**32 - 2})
+    tasks = generations(intake)
+    assert [task.key.index for task in tasks] == list(range(6))
+    assert [len(task.prompt) for task in tasks] == [1, 1, 1, 2, 2, 2]
+    assert [task.seed for task in tasks] == [2**32 - 2, 2**32 - 1, 0] * 2
+    assert [task.produced for task in tasks] == [(), (5, 6), (), (), (), (7,)]
+    assert (intake.accepted.prompt_tokens, intake.n_parts) == (3, 6)
+
+
+def test_choices_without_a_seed_differ_and_do_so_again_on_a_retry(registrar: Registrar) -> None:
+    def seeds() -> list[int]:
+        return [task.seed for task in generations(admit(registrar, kind="completion", prompts=["a", "a"], n=2))]
+
+    assert len(set(seeds())) == 4
+    assert seeds() == seeds()
+
+
+def test_one_bad_prompt_refuses_all(registrar: Registrar) -> None:
+    with pytest.raises(InvalidRequest):
+        admit(registrar, kind="completion", prompts=["a", [49152]])
+    with pytest.raises(PromptTooLong):
+        admit(registrar, kind="completion", prompts=["a", [28] * 64])
+
+
+def test_a_job_has_a_bounded_number_of_sequences() -> None:
+    Completion(prompts=("a",) * 8, n=128)
+    with pytest.raises(ValidationError, match="more than the 1024 of one job"):
+        Completion(prompts=("a",) * 9, n=128)
+
+
+def test_a_text_is_biased_as_all_its_tokens(registrar: Registrar, model: Model) -> None:
+    biases = [[" hello world", -1.5], [28, None], [" hello", 2.0]]
+    [task] = generations(admit(registrar, kind="completion", prompts=["a"], sampling={"logit_bias": biases}))
+    hello, world = model.tokenize(" hello world", add_special=False, parse_special=False)
+    assert task.biases == ((hello, -1.5), (world, -1.5), (28, None), (hello, 2.0))
+    for too_many in ([["x" * 65_537, 1.0]], [[1, 1.0]] * 65_537):
+        with pytest.raises(InvalidRequest) as refused:
+            admit(registrar, kind="completion", prompts=["a"], sampling={"logit_bias": too_many})
+        assert refused.value.param == "logit_bias"
+
+
+def test_penalties_look_back_on_the_end_of_what_was_named(registrar: Registrar, model: Model) -> None:
+    def penalized(prompt: Any) -> tuple[int, ...] | None:
+        sampling = {"penalty_prompt": prompt}
+        return generations(admit(registrar, kind="completion", prompts=["a"], sampling=sampling))[0].penalized
+
+    assert penalized(None) is None
+    assert penalized([3, "Hi"]) == (3, *model.tokenize("Hi", add_special=False, parse_special=True))
+    assert penalized([5] * 100 + [6]) == (*[5] * 63, 6)
+    long = penalized("word " * 100_000)
+    assert long is not None and len(long) == 64
+    with pytest.raises(InvalidRequest) as refused:
+        penalized([49152])
+    assert refused.value.param == "penalty_prompt"
+
+
+def test_a_breaker_is_found_in_every_token_that_has_it_or_begins_it(registrar: Registrar, model: Model) -> None:
+    def breakers(*texts: str, multiplier: float = 1.0) -> tuple[tuple[int, ...], ...]:
+        sampling = {"dry_multiplier": multiplier, "dry_sequence_breakers": texts}
+        return generations(admit(registrar, kind="completion", prompts=["a"], sampling=sampling))[0].breakers
+
+    def ids(text: str) -> tuple[int, ...]:
+        return tuple(model.tokenize(text, add_special=False, parse_special=False))
+
+    assert breakers("\n", multiplier=0.0) == () == breakers("")
+    colons = breakers(":")
+    assert all(len(each) == 1 and b":" in model.token_bytes(*each, special=True) for each in colons)
+    assert ids(":") in colons and ids("\n") not in colons
+    wide = breakers(" hello world")
+    assert ids(" hello world") in wide
+    assert (*ids(" "), *ids("hello world")) in wide
+    assert all(b"".join(map(model.token_bytes, each)).endswith(b" hello world") for each in wide)
+    with pytest.raises(InvalidRequest):
+        breakers(*map(str, range(65)))
+
+
+def test_a_request_overrides_the_default_length_and_the_greatest_caps_it(model: Model) -> None:
+    def limits(**rules: int) -> list[int]:
+        ruled = Registrar(model, Rules(n_ctx=64, n_ubatch=16, **rules))
+        return [
+            generations(admit(ruled, kind="completion", prompts=["a"], n_predict=asked))[0].request.n_predict
+            for asked in (-1, 0, 5, 50)
+        ]
+
+    assert limits() == [-1, 0, 5, 50]
+    assert limits(n_predict=9) == [9, 0, 5, 50]
+    assert limits(n_predict_max=20) == [20, 0, 5, 20]
+    assert limits(n_predict=30, n_predict_max=20) == [20, 0, 5, 20]
+
+
 def test_a_retry_goes_on_behind_what_was_produced(registrar: Registrar) -> None:
-    [task] = admit(registrar, {0: (5, 6)}, kind="completion", prompts=["a"]).tasks
+    [task] = admit(registrar, {0: Past([5, 6], memory=(0.5,))}, kind="completion", prompts=["a"]).tasks
     assert isinstance(task, GenerateTask)
-    assert task.produced == (5, 6)
+    assert (task.produced, task.memory) == ((5, 6), (0.5,))
     assert task.queue_ms == pytest.approx(2500)
 
 
@@ -145,6 +244,15 @@ def test_what_needs_no_engine_is_answered_at_once(registrar: Registrar, model: M
     message = {"role": "user", "content": "Hi"}
     answer = admit(registrar, kind="apply_template", chat={"messages": [message]}).answer
     assert isinstance(answer, Text) and answer.text.endswith("<|im_start|>assistant\n")
+
+
+def test_a_model_without_the_tokens_refuses_to_infill(registrar: Registrar) -> None:
+    with pytest.raises(NotSupported) as refused:
+        admit(registrar, kind="infill", prefix="def f(", suffix="):")
+    assert refused.value.message == (
+        "Infill is not supported by this model: "
+        "prefix token is missing. suffix token is missing. middle token is missing. "
+    )
 
 
 @pytest.mark.parametrize("token", [-1, 2**31 - 1, 49152])

@@ -14,11 +14,13 @@ from shared.bus import Claimed, EmbeddedServer, Lease, LeaseKeeper, Wanted, open
 from shared.jobs import Completion, Job, Tokenize
 from shared.settings import BusSettings
 from tests.chaos.engine import ByteModel, ScriptedEngine
+from tests.worker.test_held import answer
 from worker.engine import EngineConfig
 from worker.held import Held, HeldJobs
 from worker.intake import Registrar
 from worker.publisher import Publisher
 from worker.puller import QUICK_JOBS, Hands, Puller, Station, bulk_window
+from worker.rules import Rules
 
 
 @pytest.mark.parametrize(("n_waiting", "window"), [(0, 1), (4, 1), (8, 2), (20, 5), (32, 8), (10_000, 8)])
@@ -37,7 +39,7 @@ async def pulling(settings: BusSettings, n_slots: int = 1) -> AsyncIterator[tupl
                 bus.queue,
                 bus.log,
                 Hands(engine, held, publisher, keeper),
-                Registrar(ByteModel(Path("x.gguf")), n_ctx=64, n_ubatch=64),
+                Registrar(ByteModel(Path("x.gguf")), Rules(n_ctx=64, n_ubatch=64)),
                 Station("w", "m", n_slots=n_slots, lease_s=settings.lease_s),
             ),
             held,
@@ -58,6 +60,19 @@ async def test_what_is_held_is_wanted_no_more(tmp_path: Path) -> None:
         assert puller.wanted() == Wanted(quick=QUICK_JOBS - 1, interactive=3, bulk=4, suspects=1)
         held.add(claimed(3, Completion(prompts=("a",)), deaths=2))
         assert puller.wanted() == Wanted(quick=QUICK_JOBS - 1, interactive=2, bulk=3, suspects=0)
+
+
+async def test_a_job_counts_as_many_slots_as_it_has_sequences_to_go(tmp_path: Path) -> None:
+    async with pulling(BusSettings(redis_url=f"unix://{tmp_path}/nobody.sock"), n_slots=4) as (puller, held):
+        held.add(pair := claimed(1, Completion(prompts=("a",), n=2)))
+        assert puller.wanted() == Wanted(quick=QUICK_JOBS, interactive=2, bulk=3)
+        held.add(many := claimed(2, Completion(prompts=("a", "b"), n=8)))
+        assert puller.wanted() == Wanted(quick=QUICK_JOBS, interactive=0, bulk=0)
+        for index in range(15):
+            many.hear(answer(index))
+        assert puller.wanted() == Wanted(quick=QUICK_JOBS, interactive=1, bulk=2)
+        pair.hear(answer(0))
+        assert puller.wanted() == Wanted(quick=QUICK_JOBS, interactive=2, bulk=3)
 
 
 async def test_a_server_that_is_away_at_the_start_is_listened_to_when_it_is_there(

@@ -5,7 +5,7 @@ Tasks go in from any thread and events come out through one callback per step. K
 
 from worker.engine.config import EngineConfig
 from worker.engine.engine import Engine, EngineEvent, OnEvents
-from worker.engine.llama import LoadFailed, Model, ModelFacts
+from worker.engine.llama import FillTokens, LoadFailed, Model, ModelFacts
 from worker.engine.snapshot import BatchSnapshot, EngineSnapshot, SlotSnapshot
 from worker.engine.task import EmbedTask, GenerateTask, SequenceKey, Task
 
@@ -16,6 +16,7 @@ __all__ = [
     "EngineConfig",
     "EngineEvent",
     "EngineSnapshot",
+    "FillTokens",
     "GenerateTask",
     "LoadFailed",
     "Model",

@@ -16,6 +16,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from worker.engine.account import Account
+
 Ids = NDArray[np.int32]
 
 NOWHERE = -1
@@ -73,8 +75,11 @@ class Cells:
     `can_rewind` is False for models whose state cannot lose its end: there only a whole resident is reused.
     """
 
-    def __init__(self, cache: Cache, n_slots: int, n_shelves: int = 0, *, can_rewind: bool = True) -> None:
+    def __init__(
+        self, cache: Cache, n_slots: int, n_shelves: int = 0, *, n_cells: int, can_rewind: bool = True
+    ) -> None:
         self._cache = cache
+        self._account = Account(n_cells, n_slots + n_shelves)
         self._can_rewind = can_rewind
         self._stamps = itertools.count(1)
         self.residents = [Resident(slot) for slot in range(n_slots)]
@@ -84,6 +89,50 @@ class Cells:
     @property
     def n_idle(self) -> int:
         return sum(not resident.is_busy for resident in self.residents)
+
+    @property
+    def n_free(self) -> int:
+        """Cells that nobody has."""
+        return self._account.n_free
+
+    def is_private(self, resident: Resident, start: int, end: int) -> bool:
+        """Whether no other has the cells at positions [start, end): only such may be moved or divided, since that
+        befalls all who have them."""
+        return self._account.n_private(resident.slot, start, end) == end - start
+
+    def own(self, resident: Resident, start: int, end: int) -> bool:
+        """Make the cells at positions [start, end) private if it is to be had for nothing: residents that are idle
+        lose what they have of them, and what is behind. False when one that is busy or shelved has some."""
+        sharing = [
+            other
+            for other in (*self.residents, *self.shelved)
+            if other is not resident and self._account.have_common(resident.slot, other.slot, start, end)
+        ]
+        if any(other.is_busy or other in self.shelved for other in sharing):
+            return False
+        for other in sharing:
+            self.cut(other, start)
+        return True
+
+    def computed(self, resident: Resident, n_tokens: int) -> None:
+        """So many more of the known tokens are in the cache, in cells of their own."""
+        self._account.take(resident.slot, n_tokens)
+        resident.n_cached += n_tokens
+
+    def cut(self, resident: Resident, n_kept: int) -> None:
+        """Let the cells from position `n_kept` on go: those tokens are pending again. All are where the model cannot
+        keep a part."""
+        resident.n_cached = self._trim(resident, n_kept)
+        resident.n_reused = min(resident.n_reused, resident.n_cached)
+
+    def close_gap(self, resident: Resident, start: int, end: int) -> None:
+        """The cache has lost positions [start, end) of a resident and moved up what was behind, and so do its
+        tokens. The cells that moved must have been private."""
+        self._account.close_gap(resident.slot, start, end)
+        resident.tokens[start : resident.n_tokens - (end - start)] = resident.tokens[end : resident.n_tokens].copy()
+        resident.n_tokens -= end - start
+        resident.n_cached -= end - start
+        resident.n_reused = min(resident.n_reused, start)
 
     def place(self, tokens: Ids, n_tokens: int, *, may_reuse: bool, is_patient: bool = False) -> Resident | None:
         """Give a slot to a sequence of which `n_tokens` are known, with as much of it as the cache has.
@@ -105,7 +154,7 @@ class Cells:
                 # A copy: so take the slot that is missed the least, not the one with the second-best prefix.
                 target = min(idle, key=lambda resident: resident.stamp)
                 self._trim(target, 0)
-                self._cache.share(source.slot, target.slot, 0, n_lent)
+                self._share(source, target, 0, n_lent)
         if n_lent <= n_own:
             n_lent = self._trim(target, n_own)
         self._settle(target, tokens, n_tokens, n_lent)
@@ -122,7 +171,7 @@ class Cells:
         is_there = leader.tokens is resident.awaited
         n_ready = min(leader.n_cached, resident.n_awaited) if is_there else 0
         if n_ready > resident.n_cached:
-            self._cache.share(leader.slot, resident.slot, resident.n_cached, n_ready)
+            self._share(leader, resident, resident.n_cached, n_ready)
             resident.n_reused += n_ready - resident.n_cached
             resident.n_cached = n_ready
         if not (is_there and leader.is_busy) or n_ready == resident.n_awaited:
@@ -145,7 +194,7 @@ class Cells:
             stamp=next(self._stamps),
         )
         if shelf.slot != NOWHERE:
-            self._cache.share(resident.slot, shelf.slot, 0, resident.n_cached)
+            self._share(resident, shelf, 0, resident.n_cached)
             shelf.n_cached, shelf.n_reused = resident.n_cached, resident.n_reused
             self.shelved.append(shelf)
         self.release(resident)
@@ -157,7 +206,7 @@ class Cells:
             target = self.place(shelf.tokens, shelf.n_tokens, may_reuse=may_reuse, is_patient=shelf.is_patient)
         elif target := self._least_missed():
             self._trim(target, 0)
-            self._cache.share(shelf.slot, target.slot, 0, shelf.n_cached)
+            self._share(shelf, target, 0, shelf.n_cached)
             self._settle(target, shelf.tokens, shelf.n_tokens, shelf.n_cached)
             target.n_reused, target.is_patient = shelf.n_reused, shelf.is_patient
         if target is not None:
@@ -173,8 +222,7 @@ class Cells:
 
     def restore(self, resident: Resident) -> None:
         """After a decode that failed or was interrupted: let the cache have what the resident says, or nothing."""
-        resident.n_cached = self._trim(resident, resident.n_cached)
-        resident.n_reused = min(resident.n_reused, resident.n_cached)
+        self.cut(resident, resident.n_cached)
 
     def drop_oldest_idle(self) -> bool:
         """Free the cells of the idle resident that was used least recently, or else of the sequence that was shelved
@@ -188,8 +236,17 @@ class Cells:
 
     def forget(self, resident: Resident) -> None:
         """Free the cells of a resident."""
-        self._trim(resident, 0)
-        resident.n_cached = resident.n_reused = 0
+        self.cut(resident, 0)
+
+    def unfollow(self) -> None:
+        """Let nobody wait for a prefix that another computes: it may never come."""
+        for resident in self.residents:
+            resident.leader = resident.awaited = None
+
+    def lose_all(self) -> None:
+        """The cache is another now, and empty."""
+        for resident in (*self.residents, *self.shelved):
+            self.forget(resident)
 
     def _least_missed(self) -> Resident | None:
         """The idle slot that was used least recently."""
@@ -233,10 +290,15 @@ class Cells:
 
     def _trim(self, resident: Resident, n_kept: int) -> int:
         """Cut a slot's cells to a length; 0 where the model cannot keep a part. Returns what is left."""
-        if self._cache.truncate(resident.slot, n_kept):
-            return n_kept
-        self._cache.truncate(resident.slot, 0)
-        return 0
+        if not self._cache.truncate(resident.slot, n_kept):
+            n_kept = 0
+            self._cache.truncate(resident.slot, 0)
+        self._account.cut(resident.slot, n_kept)
+        return n_kept
+
+    def _share(self, source: Resident, target: Resident, start: int, end: int) -> None:
+        self._cache.share(source.slot, target.slot, start, end)
+        self._account.share(source.slot, target.slot, start, end)
 
 
 def _common(left: Ids, right: Ids) -> int:

@@ -14,16 +14,27 @@ from numpy.typing import NDArray
 from shared.errors import EngineFailed, InvalidRequest, NotSupported, SlotstreamError
 from shared.events import Failure, Vector
 from worker.engine.config import EngineConfig
-from worker.engine.llama import Context, ContextParams, DecodeFailed, LoadFailed, Model, model_pooling
+from worker.engine.llama import (
+    Context,
+    ContextParams,
+    DecodeFailed,
+    Floats,
+    Ids,
+    LoadFailed,
+    Model,
+    OpenContext,
+    model_pooling,
+)
 from worker.engine.task import EmbedTask
 
 
 class Embedder:
     """Turns inputs into vectors, one by one: a result does not depend on its neighbours."""
 
-    def __init__(self, model: Model, config: EngineConfig) -> None:
+    def __init__(self, model: Model, config: EngineConfig, open_context: OpenContext = Context.open) -> None:
         self._model = model
         self._config = config
+        self._open_context = open_context
         self._context: Context | None = None
 
     def __enter__(self) -> Self:
@@ -32,8 +43,12 @@ class Embedder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
         if self._context is not None:
             self._context.close()
+            self._context = None
 
     def check(self, task: EmbedTask) -> SlotstreamError | None:
         """Why an input cannot be embedded, if so."""
@@ -56,7 +71,10 @@ class Embedder:
             context = self._open()
         except LoadFailed as error:
             return Failure.of(NotSupported(f"this model gives no embeddings: {error}"))
-        values = context.embed(np.array(task.tokens, dtype=np.int32))
+        tokens = np.array(task.tokens, dtype=np.int32)
+        values = context.embed(tokens)
+        if isinstance(values, DecodeFailed):
+            values = self._embed_anew(tokens)
         if isinstance(values, DecodeFailed):
             return Failure.of(EngineFailed(values.reason))
         if not np.isfinite(values).all():
@@ -64,10 +82,19 @@ class Embedder:
         values = normalized(values) if task.normalize else values
         return Vector.of(task.key.index, values, len(task.tokens))
 
+    def _embed_anew(self, tokens: Ids) -> Floats | DecodeFailed:
+        """Once more, in a new context: whether the input was at fault or the context is not known. Every input has the
+        context for itself, so nobody else loses anything."""
+        self.close()
+        try:
+            return self._open().embed(tokens)
+        except LoadFailed as error:
+            return DecodeFailed(str(error))
+
     def _open(self) -> Context:
         if self._context is None:
             pooling = self._config.pooling or model_pooling(self._model)
-            self._context = Context.open(self._model, ContextParams.to_embed(self._config, pooling))
+            self._context = self._open_context(self._model, ContextParams.to_embed(self._config, pooling))
         return self._context
 
 

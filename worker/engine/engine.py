@@ -7,6 +7,7 @@ Text and events are the scribe's; llama.cpp is behind `llama`.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -14,13 +15,14 @@ from functools import partial
 
 import numpy as np
 
-from shared.errors import Cancelled, EngineFailed, Expired, InvalidRequest, SlotstreamError
+from shared.errors import Cancelled, EngineFailed, Expired, InvalidRequest
 from shared.events import Failure, StopType
 from shared.jobs import Lane
 from worker.engine.admission import Admission
 from worker.engine.cells import Cells
 from worker.engine.config import EngineConfig
 from worker.engine.embedding import Embedder
+from worker.engine.faults import ContextBroken, GiveUp, Guilty, Inquiry, Rebuild, Trial
 from worker.engine.inbox import Cancel, Discard, Inbox, Submit
 from worker.engine.lanes import Ageing, Lanes
 from worker.engine.launch import Launcher
@@ -33,6 +35,7 @@ from worker.engine.llama import (
     Interrupted,
     LoadFailed,
     Model,
+    OpenContext,
     Outcome,
     OutOfCells,
     Piece,
@@ -42,12 +45,14 @@ from worker.engine.meter import Meter
 from worker.engine.plan import Pace, Plan
 from worker.engine.sampling import NO_TOKEN, Choice, choose
 from worker.engine.schedule import Schedule
-from worker.engine.scribe import Chosen, Ended, EngineEvent, Line, OnEvents, Prefilled, Said, Scribe
+from worker.engine.scribe import Chosen, Ended, EngineEvent, Found, Line, OnEvents, Prefilled, Said, Scribe
 from worker.engine.sequence import Completed, Discarded, Ending, Failed, Phase, Sequence
 from worker.engine.snapshot import BatchSnapshot, EngineSnapshot, SlotSnapshot
 from worker.engine.task import EmbedTask, GenerateTask, Task
 
 __all__ = ["Engine", "EngineEvent", "OnEvents"]
+
+log = logging.getLogger(__name__)
 
 OVERDUE_EVERY_S = 0.05
 """How often deadlines are looked at."""
@@ -55,6 +60,10 @@ WORTH_INTERRUPTING_MS = 50.0
 """A decode of bulk that a person interrupts is lost work: shorter ones are waited for."""
 MOST_INTERRUPTIONS = 3
 """In a row: bulk goes on however often people come."""
+MOST_REOPENINGS = 3
+"""Of a context that does not compute; then the process ends, and others take up its jobs."""
+REOPENING_PAUSE_S = 0.1
+NOT_NUMBERS = "no token can be chosen: the model's logits are not numbers"
 
 
 class Engine:
@@ -64,8 +73,9 @@ class Engine:
     happened in order; it must not block.
     """
 
-    def __init__(self, config: EngineConfig, on_events: OnEvents) -> None:
+    def __init__(self, config: EngineConfig, on_events: OnEvents, *, open_context: OpenContext = Context.open) -> None:
         self.config = config
+        self._open_context = open_context
         self._on_events = on_events
         self._inbox = Inbox()
         self._is_stopping = False
@@ -93,18 +103,21 @@ class Engine:
             _check(self.config, self._n_ctx_slot)
             n_shelves = _n_shelves(self.config, model)
             params = ContextParams.to_generate(self.config, n_ctx, n_shelves)
-            context = resources.enter_context(Context.open(model, params))
+            context = resources.enter_context(self._open_context(model, params))
             context.warm_up()
-            self._embedder = resources.enter_context(Embedder(model, self.config))
+            self._embedder = resources.enter_context(Embedder(model, self.config, self._open_context))
             self._resources = resources.pop_all()
         self._model, self._context = model, context
         age_s, quantum_s = self.config.age_s, self.config.quantum_s
-        self._cells = Cells(context, self.config.n_slots, n_shelves, can_rewind=model.facts.can_rewind)
+        self._cells = Cells(
+            context, self.config.n_slots, n_shelves, n_cells=context.n_ctx, can_rewind=model.facts.can_rewind
+        )
         self._launcher = Launcher(model, self._cells, self._n_ctx_slot)
         self._admission = Admission(self._cells, self._launcher.launch, age_s=age_s, quantum_s=quantum_s)
         self._running = self._admission.running  # the list itself, which admission alone writes
         self._schedule = Schedule(context.n_batch, Ageing(age_s, quantum_s))
         self._pace = Pace(context.n_batch)
+        self._inquiry: Inquiry[Sequence] = Inquiry()
         self._thread.start()
 
     def stop(self) -> None:
@@ -173,7 +186,7 @@ class Engine:
 
     def _run(self) -> None:
         self._is_resting = False
-        with Scribe(self.model.detokenize, self._on_events) as self._scribe:
+        with Scribe(self.model.detokenize, self.model.token_bytes, self._on_events) as self._scribe:
             while not self._is_stopping:
                 self._progress_at = time.monotonic()
                 if self._has_work():
@@ -191,20 +204,21 @@ class Engine:
     def step(self) -> None:
         """One turn: listen, admit, compute while the text of the last turn is written, retire."""
         self._listen()
+        trial = self._inquire()
         self._retire()
         self._admission.admit()
-        if self._is_turn_to_embed():
+        if trial is None and self._is_turn_to_embed():
             self._embed()
         else:
-            self._generate()
+            self._generate(trial)
         self._retire()
 
     def _is_turn_to_embed(self) -> bool:
         return self._schedule.is_turn_to_embed(self._to_embed, self._running, self._pace, self._meter.decode_ms)
 
-    def _generate(self) -> None:
-        """A turn of sequences: plan, decode, choose."""
-        plan = self._schedule.plan(self._running, self._pace)
+    def _generate(self, trial: Trial[Sequence] | None) -> None:
+        """A turn of sequences, of those on trial if there are any: plan, decode, choose."""
+        plan = self._schedule.plan_trial(trial) if trial else self._schedule.plan(self._running, self._pace)
         pieces = [_piece(sequence, n_tokens) for sequence, n_tokens in plan.shares]
         self._scribe.hand(self._take_lines())  # the last thing before a decode, which leaves the scribe the GIL
         outcome = self._decode(plan, pieces)
@@ -212,10 +226,12 @@ class Engine:
         match outcome:
             case Decoded(logits):
                 self._advance(plan, pieces, logits)
+            case OutOfCells() if self._cells.n_free >= plan.n_tokens:
+                self._suspect(plan, "llama.cpp found no room, although there is some")
             case OutOfCells():
                 self._make_room(plan)
             case DecodeFailed(reason):
-                self._isolate(plan, reason)
+                self._suspect(plan, reason)
             case Interrupted():
                 self._undo(plan)
 
@@ -304,10 +320,10 @@ class Engine:
             and self._admission.has_slot_for_person()
         )
 
-    def _stop(self, stopped: Iterable[Sequence]) -> None:
-        """The scribe met a stop string in the last tokens of these; their answers are given."""
-        for sequence in stopped:
-            sequence.end(Completed(StopType.WORD))
+    def _stop(self, found: Iterable[Found]) -> None:
+        """The scribe found the end of these in what they said last; their answers are given."""
+        for sequence, ending in found:
+            sequence.end(ending)
 
     def _advance(self, plan: Plan[Sequence], pieces: list[Piece], logits: Floats) -> None:
         """The decode succeeded: commit the plan, choose the next token of every sequence that can have one."""
@@ -320,6 +336,7 @@ class Engine:
             self._commit(sequence, n_tokens, now)
             if piece.wants_logits:
                 rows.append(sequence)
+        self._inquiry.passed(sequence for sequence, _ in plan.shares)
         choosing = [(row, sequence) for row, sequence in enumerate(rows) if sequence.is_choosing]
         if not choosing:
             return
@@ -329,14 +346,24 @@ class Engine:
         choices = choose(
             logits,
             [sequence.sampler for sequence in sequences],
-            [sequence.resident.n_tokens for sequence in sequences],
+            [sequence.n_prompt + sequence.n_decoded for sequence in sequences],
         )
-        for sequence, choice in zip(sequences, choices, strict=True):
-            self._choose(sequence, choice, now)
-        self._meter.chose(len(choices), now)
+        spoiled: list[Sequence] = []
+        for row, sequence, choice in zip(logits, sequences, choices, strict=True):
+            if choice.token != NO_TOKEN:
+                self._choose(sequence, choice, now)
+            elif (row < np.inf).all():  # which NaN is not
+                self._end(sequence, _ALL_BANNED)
+            else:
+                spoiled.append(sequence)
+        if spoiled:
+            has_sound = len(spoiled) < len(choices)
+            self._sentence(self._inquiry.spoiled(spoiled, NOT_NUMBERS, has_sound=has_sound))
+        self._meter.chose(len(choices) - len(spoiled), now)
 
     def _commit(self, sequence: Sequence, n_tokens: int, now: float) -> None:
-        sequence.computed(n_tokens, now)
+        self._cells.computed(sequence.resident, n_tokens)
+        sequence.served(now)
         if sequence.phase is not Phase.PREFILL:
             return
         self._meter.n_prompt_tokens += n_tokens
@@ -354,12 +381,6 @@ class Engine:
         self._lines.append(Prefilled(sequence, n_processed, at))
 
     def _choose(self, sequence: Sequence, choice: Choice, now: float) -> None:
-        if choice.token == NO_TOKEN:
-            error: SlotstreamError = EngineFailed("no token can be chosen: the model's logits are not numbers")
-            if sequence.task.request.sampling.logit_bias:
-                error = InvalidRequest("no token can be chosen: all are banned", param="logit_bias")
-            self._end(sequence, Failed(error))
-            return
         sequence.choose(choice.token, now)
         self._lines.append(Chosen(sequence, choice, sequence.sampler.memory, sequence.ending, now))
 
@@ -375,26 +396,54 @@ class Engine:
         self._end(newest, Failed(EngineFailed("the KV cache is full; a larger context size or fewer slots help")))
         self._cells.forget(newest.resident)
 
-    def _isolate(self, plan: Plan[Sequence], reason: str) -> None:
-        """A decode failed: one sequence is at fault, not all. Alone it is ended, else each is tried alone."""
-        sequences = self._restore(plan)
-        if len(sequences) == 1:
-            self._end(sequences[0], Failed(EngineFailed(reason)))
-            self._cells.forget(sequences[0].resident)
-        else:
-            self._schedule.suspect(sequences)
+    def _suspect(self, plan: Plan[Sequence], reason: str) -> None:
+        """A decode failed: one sequence is at fault, not all; or nobody is, and it will go well the next time."""
+        log.warning("a decode of %d sequences failed: %s", plan.n_sequences, reason)
+        self._inquiry.failed((sequence for sequence, _ in plan.shares), plan.n_prefill, reason)
+        self._restore(plan)
+        self._cells.unfollow()
+
+    def _inquire(self) -> Trial[Sequence] | None:
+        """Take the inquiry into a failed decode one step on. Returns whom to try next, if anybody."""
+        step = self._inquiry.proceed(self._running)
+        if step is None or isinstance(step, Trial):
+            return step
+        self._sentence(step)
+        return None
+
+    def _sentence(self, verdict: Guilty[Sequence] | Rebuild | GiveUp) -> None:
+        match verdict:
+            case Guilty(sequences, reason):
+                for sequence in sequences:
+                    self._end(sequence, Failed(EngineFailed(reason)))
+                    self._cells.forget(sequence.resident)
+            case Rebuild(reason):
+                log.warning("the context is made anew, since nobody can be computed: %s", reason)
+                self._rebuild()
+            case GiveUp(reason):
+                raise ContextBroken(f"a new context does not help: {reason}")
+
+    def _rebuild(self) -> None:
+        """Lose all cells and go on: everybody's tokens are known, and are computed again."""
+        for attempt in range(1, MOST_REOPENINGS + 1):
+            try:
+                self._context.reopen()
+                break
+            except LoadFailed as error:
+                if attempt == MOST_REOPENINGS:
+                    raise ContextBroken(f"there is no new context to be had: {error}") from None
+                time.sleep(REOPENING_PAUSE_S * attempt)
+        self._cells.lose_all()
 
     def _undo(self, plan: Plan[Sequence]) -> None:
         """A person came in the middle of it. It is planned again when it is bulk's turn."""
         self._n_interruptions += 1
         self._restore(plan)
 
-    def _restore(self, plan: Plan[Sequence]) -> list[Sequence]:
-        """Take what a decode left halfway out of the cache. Returns whom it was for."""
-        sequences = [sequence for sequence, _ in plan.shares]
-        for sequence in sequences:
+    def _restore(self, plan: Plan[Sequence]) -> None:
+        """Take what a decode left halfway out of the cache."""
+        for sequence, _ in plan.shares:
             self._cells.restore(sequence.resident)
-        return sequences
 
     def _embed(self) -> None:
         """A turn of embeddings, of one lane; no other input once somebody has sent something."""
@@ -423,6 +472,7 @@ def _is_overdue(now: float, task: Task) -> bool:
 
 _CANCELLED = Failed(Cancelled("the job was cancelled"))
 _EXPIRED = Failed(Expired("the job's deadline passed while it ran"))
+_ALL_BANNED = Failed(InvalidRequest("no token can be chosen: all are banned", param="logit_bias"))
 
 
 def _check(config: EngineConfig, n_ctx_slot: int) -> None:

@@ -14,7 +14,7 @@ from shared.events import Answer, StopType, Timings
 from shared.jobs import Lane
 from worker.engine.cells import Cells
 from worker.engine.llama import Model
-from worker.engine.sampling import Sampler
+from worker.engine.sampling import Sampler, Setting
 from worker.engine.scribe import answer
 from worker.engine.sequence import Clock, Completed, Limits, Sequence
 from worker.engine.task import GenerateTask
@@ -28,6 +28,7 @@ class Launcher:
         self._model = model
         self._cells = cells
         self._n_ctx_slot = n_ctx_slot
+        self._setting = Setting(model.facts.n_vocab, n_ctx_slot, model.eog, model.facts.newline)
 
     def check(self, task: GenerateTask) -> SlotstreamError | None:
         """What would harm others if it got further. Intake says the same, earlier and better."""
@@ -63,9 +64,7 @@ class Launcher:
             tokens, len(known), may_reuse=task.request.cache_prompt, is_patient=task.lane is Lane.BULK
         )
         assert resident is not None
-        sampler = Sampler(task.request.sampling, task.seed, n_vocab=self._model.facts.n_vocab, eog=self._model.eog)
-        for token in known:
-            sampler.accept(token)
+        sampler = Sampler.of(task, self._setting)
         transcript = self._transcript(task)
         now = time.monotonic()
         return Sequence(
@@ -84,8 +83,8 @@ class Launcher:
         """How a task is complete with what an earlier attempt produced; None while there is more to come."""
         if not task.prompt:
             return Completed(StopType.LIMIT)
-        if transcript.stopping_word:
-            return Completed(StopType.WORD)
+        if transcript.stop_type is not None:
+            return Completed(transcript.stop_type)
         n_decoded = len(task.produced)
         return self._limits(task).ending(task.produced[-1], n_decoded, len(task.prompt) + n_decoded)
 
@@ -94,6 +93,6 @@ class Launcher:
 
     def _transcript(self, task: GenerateTask) -> Transcript:
         """As it stands after what an earlier attempt produced."""
-        transcript = Transcript(task.request.stop, self._model.token_bytes)
-        transcript.replay(task.produced)
+        transcript = Transcript(task.request.stop, self._model.token_bytes, task.request.n_indent)
+        transcript.replay(task.produced, task.logprobs)
         return transcript

@@ -11,7 +11,7 @@ import ctypes
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +33,17 @@ class LoadFailed(Exception):
     """The model or its context cannot be had. The message is one sentence for people."""
 
 
+class FillTokens(NamedTuple):
+    """What a model was taught to mark the sides of a gap with, which it fills; -1 where it has no such token."""
+
+    prefix: int = -1
+    suffix: int = -1
+    middle: int = -1
+    repository: int = -1
+    separator: int = -1
+    """Before each file's name."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
     """What a model says of itself. `size` is in bytes; an id is -1 when the model has no such token."""
@@ -50,12 +61,16 @@ class ModelFacts:
     chat_template: str
     bos: int
     eos: int
+    newline: int
     bos_token: str
     eos_token: str
     adds_bos: bool
     can_rewind: bool
     """Whether a sequence can lose its end and lend its beginning: not so when the state of a model is recurrent
     or its attention window slides."""
+    fill: FillTokens = field(default_factory=FillTokens)
+    n_swa: int = 0
+    """Width of the sliding window in tokens; 0 for none."""
     metadata: dict[str, str] = field(default_factory=dict)
 
 
@@ -281,6 +296,7 @@ def _facts(pointer: Any, vocab: Any, path: Path) -> ModelFacts:
         chat_template=template.decode("utf-8", "replace") if template else "",
         bos=bos,
         eos=eos,
+        newline=llama_cpp.llama_vocab_nl(vocab),
         bos_token=_piece(vocab, bos, True).decode("utf-8", "replace") if bos >= 0 else "",
         eos_token=_piece(vocab, eos, True).decode("utf-8", "replace") if eos >= 0 else "",
         adds_bos=bool(llama_cpp.llama_vocab_get_add_bos(vocab)),
@@ -289,6 +305,14 @@ def _facts(pointer: Any, vocab: Any, path: Path) -> ModelFacts:
             or llama_cpp.llama_model_is_hybrid(pointer)
             or llama_cpp.llama_model_n_swa(pointer) > 0
         ),
+        fill=FillTokens(
+            prefix=llama_cpp.llama_vocab_fim_pre(vocab),
+            suffix=llama_cpp.llama_vocab_fim_suf(vocab),
+            middle=llama_cpp.llama_vocab_fim_mid(vocab),
+            repository=llama_cpp.llama_vocab_fim_rep(vocab),
+            separator=llama_cpp.llama_vocab_fim_sep(vocab),
+        ),
+        n_swa=llama_cpp.llama_model_n_swa(pointer),
         metadata=metadata,
     )
 
@@ -407,6 +431,7 @@ class Context:
         self._pointer = pointer
         self._memory = llama_cpp.llama_get_memory(pointer)
         self._model = model
+        self._params = params
         self._batch = _Batch(params.n_batch)
         self.n_ctx: int = llama_cpp.llama_n_ctx(pointer)
         """KV cells; llama.cpp rounds what was asked for up."""
@@ -416,11 +441,15 @@ class Context:
     @classmethod
     def open(cls, model: Model, params: ContextParams) -> Self:
         """LoadFailed when the parameters do not go together or memory is short."""
-        _last_errors.clear()
-        pointer = llama_cpp.llama_init_from_model(model.pointer, params.to_native())
-        if not pointer:
-            raise LoadFailed(f"llama.cpp cannot make a context of {params.n_ctx} cells{_because()}")
-        return cls(pointer, model, params)
+        return cls(_new_context(model, params), model, params)
+
+    def reopen(self) -> None:
+        """Be as if just opened: whatever was in the cache, or wrong with it, is gone. LoadFailed when it cannot be had
+        or does not compute; then it may be tried again."""
+        self.close()
+        self._pointer = _new_context(self._model, self._params)
+        self._memory = llama_cpp.llama_get_memory(self._pointer)
+        self.warm_up()
 
     def close(self) -> None:
         if self._pointer:
@@ -436,23 +465,33 @@ class Context:
         self.close()
 
     def warm_up(self) -> None:
-        """Touch the weights once, so that the first request does not wait for the disk. Leaves the cache empty."""
-        self.decode([Piece(0, 0, np.zeros(1, dtype=np.int32), True)])
+        """Touch the weights once, so that the first request does not wait for the disk. Leaves the cache empty.
+        LoadFailed when what comes of it is of no use."""
+        outcome = self.decode([Piece(0, 0, np.zeros(1, dtype=np.int32), True)])
+        if not isinstance(outcome, Decoded):
+            raise LoadFailed(f"the model cannot compute: {getattr(outcome, 'reason', 'there is no room for a token')}")
+        if np.isnan(outcome.logits).any():
+            raise LoadFailed("the model computes what are not numbers")
         self.clear()
 
     def decode(self, pieces: Sequence[Piece], interrupt: Interrupt | None = None) -> Outcome:
         """Compute the pieces as one batch of at most `n_batch` tokens. Releases the GIL meanwhile."""
         n_outputs = self._batch.fill(pieces)
-        with self._heeding(interrupt):
-            code = llama_cpp.llama_decode(self._pointer, self._batch.native)
-        match code:
+        match self._compute(interrupt):
             case 0:
-                return Decoded(self._logits(n_outputs))
+                logits = self._logits(n_outputs)
+                return DecodeFailed("llama.cpp gave no logits") if logits is None else Decoded(logits)
             case 1:
                 return OutOfCells()
-            case 2:
+            case 2 if interrupt is not None:
                 return Interrupted()
-        return DecodeFailed(_failure(code))
+            case code:
+                return DecodeFailed(_failure(code))
+
+    def _compute(self, interrupt: Interrupt | None) -> int:
+        """Decode the batch as it is filled, or encode it where the model has no cache. Returns llama.cpp's code."""
+        with self._heeding(interrupt):
+            return int(llama_cpp.llama_decode(self._pointer, self._batch.native))
 
     @contextlib.contextmanager
     def _heeding(self, interrupt: Interrupt | None) -> Iterator[None]:
@@ -473,12 +512,8 @@ class Context:
         of activations then blows up to 1e-3. Nothing stays in the cache.
         """
         self._batch.fill((Piece(0, 0, tokens, False),), all_outputs=True)
-        if self._memory:
-            llama_cpp.llama_memory_clear(self._memory, False)
-            code = llama_cpp.llama_decode(self._pointer, self._batch.native)
-        else:
-            code = llama_cpp.llama_encode(self._pointer, self._batch.native)
-        if code != 0:
+        self.clear()
+        if (code := self._compute(None)) != 0:
             return DecodeFailed(_failure(code))
         pointer = llama_cpp.llama_get_embeddings_seq(self._pointer, 0)
         if not pointer:
@@ -488,29 +523,56 @@ class Context:
 
     def truncate(self, seq_id: int, n_kept: int) -> bool:
         """Drop all positions of a sequence from `n_kept` on; False when the model cannot and all must go."""
-        return bool(llama_cpp.llama_memory_seq_rm(self._memory, seq_id, n_kept, -1))
+        if self._model.facts.n_swa and 0 < n_kept < self.length(seq_id):
+            return False  # cells that have left the window may be another's by now, and would be in it again
+        return bool(llama_cpp.llama_memory_seq_rm(self._memory, self._checked(seq_id), n_kept, -1))
 
     def share(self, source: int, target: int, start: int, end: int) -> None:
         """Let `target` have positions [start, end) of `source` too. Costs no cells."""
-        llama_cpp.llama_memory_seq_cp(self._memory, source, target, start, end)
+        llama_cpp.llama_memory_seq_cp(self._memory, self._checked(source), self._checked(target), start, end)
 
     def length(self, seq_id: int) -> int:
         """Positions that a sequence has in the cache."""
-        return 1 + int(llama_cpp.llama_memory_seq_pos_max(self._memory, seq_id))
+        return 1 + int(llama_cpp.llama_memory_seq_pos_max(self._memory, self._checked(seq_id)))
+
+    def _checked(self, seq_id: int) -> int:
+        """llama.cpp takes -1 for all sequences, and ends the process at ids that it does not have."""
+        assert 0 <= seq_id < self._params.n_seq_max
+        return seq_id
 
     def clear(self) -> None:
         llama_cpp.llama_memory_clear(self._memory, False)
 
-    def _logits(self, n_rows: int) -> Floats:
+    def _logits(self, n_rows: int) -> Floats | None:
         n_vocab = self._model.facts.n_vocab
         if n_rows == 0:
             return np.empty((0, n_vocab), dtype=np.float32)
-        logits: Floats = np.ctypeslib.as_array(llama_cpp.llama_get_logits(self._pointer), shape=(n_rows, n_vocab))
+        pointer = llama_cpp.llama_get_logits(self._pointer)
+        if not pointer:
+            return None
+        logits: Floats = np.ctypeslib.as_array(pointer, shape=(n_rows, n_vocab))
         return logits
 
 
+def _new_context(model: Model, params: ContextParams) -> Any:
+    _last_errors.clear()
+    pointer = llama_cpp.llama_init_from_model(model.pointer, params.to_native())
+    if not pointer:
+        raise LoadFailed(f"llama.cpp cannot make a context of {params.n_ctx} cells{_because()}")
+    return pointer
+
+
+OpenContext = Callable[[Model, "ContextParams"], Context]
+"""How a context is had: `Context.open`, or what a test puts in its place."""
+
+
 def _failure(code: int) -> str:
-    reasons = {-1: "llama.cpp refused the batch as invalid"}
+    reasons = {
+        -1: "llama.cpp refused the batch as invalid",
+        2: "llama.cpp ended the batch halfway, unasked",
+        -2: "llama.cpp had no memory for the batch",
+        -3: "llama.cpp failed to compute the batch",
+    }
     return reasons.get(code, f"llama.cpp failed with code {code}")
 
 

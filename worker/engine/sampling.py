@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shared.jobs import Sampling
+from worker.engine.task import GenerateTask
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -33,6 +34,32 @@ N_CHUNKS = 1024
 """Chunks of a row, whose maxima bound the k-th largest logit from below."""
 
 
+class Setting(NamedTuple):
+    """What a sampler has to know of its model and its slot."""
+
+    n_vocab: int
+    n_ctx: int
+    """Longest that the sequence can get, in tokens."""
+    eog: frozenset[int] = frozenset()
+    """Tokens that end a generation."""
+    newline: int = -1
+    """The token of a line break; -1 when there is none."""
+
+
+class Constraining(Protocol):
+    """What a sampler asks of a constraint: rules that say, from all tokens so far, which may come next."""
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing may come any more but an end of the generation. No bias is heeded then: it could ban that too."""
+
+    def mask(self, row: Floats) -> None:
+        """Set the logits, (n_vocab), of all tokens that may not come next to -inf, in place."""
+
+    def accept(self, token: int) -> None:
+        """This one comes next."""
+
+
 class Sampler:
     """How one sequence chooses, and the window of tokens that its penalties look at."""
 
@@ -41,6 +68,7 @@ class Sampler:
         "_bias_values",
         "_penalties",
         "_window",
+        "constraint",
         "is_greedy",
         "is_shaping",
         "is_untruncated",
@@ -53,8 +81,17 @@ class Sampler:
         "typical_p",
     )
 
-    def __init__(self, sampling: Sampling, seed: int, *, n_vocab: int, eog: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        sampling: Sampling,
+        seed: int,
+        *,
+        n_vocab: int,
+        eog: frozenset[int] = frozenset(),
+        constraint: Constraining | None = None,
+    ) -> None:
         self.seed = seed
+        self.constraint = constraint
         # Whatever is below the coldest is as good as greedy; dividing by less would overflow.
         self.temperature = sampling.temperature if sampling.temperature > COLDEST else 0.0
         self.top_k = min(sampling.top_k, n_vocab) if sampling.top_k > 0 else n_vocab
@@ -77,7 +114,18 @@ class Sampler:
         self._penalties = (repeat, sampling.frequency_penalty, sampling.presence_penalty)
         has_penalties = sampling.repeat_last_n != 0 and self._penalties != (1.0, 0.0, 0.0)
         self._window = PenaltyWindow(sampling.repeat_last_n) if has_penalties else None
-        self.is_shaping = bool(biases) or has_penalties
+        self.is_shaping = bool(biases) or has_penalties or constraint is not None
+
+    @classmethod
+    def of(cls, task: GenerateTask, setting: Setting, constraint: Constraining | None = None) -> Self:
+        """As it stands behind the last token that an earlier attempt produced. The constraint is a fresh one."""
+        sampling = task.request.sampling
+        sampler = cls(sampling, task.seed, n_vocab=setting.n_vocab, eog=setting.eog, constraint=constraint)
+        for token in task.prompt:
+            sampler._see(token)
+        for token in task.produced:
+            sampler.accept(token)
+        return sampler
 
     @property
     def memory(self) -> tuple[float, ...]:
@@ -85,14 +133,24 @@ class Sampler:
         return ()
 
     def accept(self, token: int) -> None:
-        """A token of the prompt, or one that was chosen."""
+        """A token was chosen."""
+        self._see(token)
+        if self.constraint is not None:
+            self.constraint.accept(token)
+
+    def _see(self, token: int) -> None:
         if self._window is not None:
             self._window.push(token)
 
     def shape(self, row: Floats) -> None:
-        """Apply biases and penalties to a row of logits, in place."""
-        if len(self._bias_ids):
+        """Apply biases, penalties and the constraint to a row of logits, in place."""
+        if len(self._bias_ids) and not (self.constraint is not None and self.constraint.is_over):
             row[self._bias_ids] = np.minimum(row[self._bias_ids] + self._bias_values, LARGEST_LOGIT)
+        self._penalize(row)
+        if self.constraint is not None:
+            self.constraint.mask(row)
+
+    def _penalize(self, row: Floats) -> None:
         if self._window is None or not self._window.counts:
             return
         repeat, frequency, presence = self._penalties

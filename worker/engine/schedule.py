@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 
 from shared.jobs import Lane
+from worker.engine.faults import Trial
 from worker.engine.lanes import Ageing, Lanes
 from worker.engine.plan import Pace, Plan, Yielding, plan_batch, with_bulk
 from worker.engine.sequence import Sequence
@@ -27,7 +28,6 @@ class Schedule:
 
     def __init__(self, n_batch: int, ageing: Ageing) -> None:
         self._n_batch = self._max_prefill = n_batch
-        self._suspects: list[Sequence] = []
         self._yielding = Yielding()
         self._embed_yielding = Yielding()
         self._embed_ageing = ageing
@@ -35,17 +35,18 @@ class Schedule:
         self._hurried_until = 0.0
 
     def plan(self, running: list[Sequence], pace: Pace) -> Plan[Sequence]:
-        """What goes into the next decode. After a failed one its sequences are tried one at a time."""
+        """What goes into the next decode."""
         self._has_embedded = False
-        while self._suspects:
-            suspect = self._suspects.pop()
-            if suspect.has_slot:
-                return plan_batch([suspect], self._n_batch, self._n_batch)
         if people := _people(running):
             return self._plan_beside(people, running, pace)
         self._yielding.took_turn()
         n_prefill = self._n_prefill(running, pace, is_hurried=self._have_people_come())
         return plan_batch(running, self._n_batch, n_prefill)
+
+    def plan_trial(self, trial: Trial[Sequence]) -> Plan[Sequence]:
+        """The same after one that failed."""
+        members = [sequence for sequence in trial.sequences if sequence.has_slot]
+        return plan_batch(members, self._n_batch, min(trial.n_prefill, self._max_prefill))
 
     def decoded(self) -> None:
         """What was planned had room: the next may be as large as any."""
@@ -55,18 +56,14 @@ class Schedule:
         """There was no room for so many tokens of prompts: plan half of them, until a decode succeeds."""
         self._max_prefill = n_prefill // 2
 
-    def suspect(self, sequences: list[Sequence]) -> None:
-        """One of these made a decode fail: each has one of the next for itself."""
-        self._suspects = sequences
-
     def hurry(self, at: float) -> None:
         """A person came at that time (monotonic seconds), so that another may well come soon."""
         self._hurried_until = at + HURRY_S
 
     def is_turn_to_embed(self, inputs: Lanes[EmbedTask], running: list[Sequence], pace: Pace, decode_ms: float) -> bool:
         """In turns with batches, when there is both; but bulk of the one kind waits for people of the other, as far as
-        its own turns allow. Sequences under suspicion are cleared first."""
-        if not len(inputs) or self._suspects:
+        its own turns allow."""
+        if not len(inputs):
             return False
         have_people, is_for_people = bool(_people(running)), inputs.count(Lane.INTERACTIVE) > 0
         if have_people and not is_for_people:

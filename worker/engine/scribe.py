@@ -1,8 +1,9 @@
 """Writes down what the decode thread did as events, in a thread of its own, while the next decode runs.
 
 The decode thread hands over the lines of one step, decodes, and collects: between `hand` and `collect` the
-transcripts belong to the scribe. Text is made here, and so a stop string is found here; the decode thread learns of
-it one step late and drops the token that was decoded meanwhile.
+transcripts belong to the scribe. Text is made here, and so what ends it is found here: a stop string, a line that is
+not indented, a time limit that waits for a line's end. The decode thread learns of it one step late and drops the token
+that was decoded meanwhile.
 
 Knows nothing of batches or cells.
 """
@@ -16,6 +17,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from shared.events import Answer, Failure, Progress, StopType, Timings, Tokens, Vector
+from worker.engine.logprobs import TokenBytes, logprob_of
 from worker.engine.sampling import Choice
 from worker.engine.sequence import Completed, Discarded, Ending, Failed
 from worker.engine.sequence import Sequence as Generating
@@ -67,14 +69,22 @@ class Said(NamedTuple):
 Line = Prefilled | Chosen | Ended | Said
 
 
+class Found(NamedTuple):
+    """What ended a sequence was found in what it said. Its answer has been given."""
+
+    sequence: Generating
+    ending: Completed
+
+
 class Scribe:
     """Use as a context manager. `hand` and `collect` are for the decode thread, in turns."""
 
-    def __init__(self, detokenize: Detokenize, on_events: OnEvents) -> None:
+    def __init__(self, detokenize: Detokenize, token_bytes: TokenBytes, on_events: OnEvents) -> None:
         self._detokenize = detokenize
+        self._token_bytes = token_bytes
         self._on_events = on_events
         self._inbox: SimpleQueue[Sequence[Line] | None] = SimpleQueue()
-        self._outbox: SimpleQueue[list[Generating] | BaseException] = SimpleQueue()
+        self._outbox: SimpleQueue[list[Found] | BaseException] = SimpleQueue()
         self._is_writing = False
         self._thread = threading.Thread(target=self._run, name="scribe", daemon=True)
 
@@ -95,8 +105,8 @@ class Scribe:
             self._is_writing = True
             self._inbox.put(lines)
 
-    def collect(self) -> list[Generating]:
-        """Wait until they are written. Returns the sequences that met a stop string, whose answers have been given.
+    def collect(self) -> list[Found]:
+        """Wait until they are written. Returns the sequences whose end was found meanwhile.
 
         Raises what broke the scribe or the callback: the decode thread must not go on without them.
         """
@@ -115,7 +125,7 @@ class Scribe:
             except Exception as error:  # the border of this thread: raised again by `collect`
                 self._outbox.put(error)
 
-    def _write(self, lines: Sequence[Line]) -> list[Generating]:
+    def _write(self, lines: Sequence[Line]) -> list[Found]:
         page = _Page()
         for line in lines:
             match line:
@@ -127,19 +137,28 @@ class Scribe:
                     self._write_choice(page, line)
                 case Ended(sequence, ending, at) if not sequence.transcript.is_closed:
                     if not isinstance(ending, Discarded):
-                        page.say(sequence, sequence.transcript.flush())
+                        page.say(sequence.task.key, sequence.transcript.flush())
                     self._write_ending(page, sequence, ending, at)
         if page.events:
             self._on_events(page.events)
-        return page.stopped
+        return page.found
 
     def _write_choice(self, page: _Page, line: Chosen) -> None:
         sequence, ending = line.sequence, line.ending
-        transcript = sequence.transcript
-        page.say(sequence, transcript.push(line.choice.token, is_last=isinstance(ending, Completed)))
-        if transcript.stopping_word:
-            page.stopped.append(sequence)
-            ending = Completed(StopType.WORD)
+        key, transcript = sequence.task.key, sequence.transcript
+        # The end of a generation has no text, and nobody is told how likely it was.
+        is_eos = isinstance(ending, Completed) and ending.stop_type is StopType.EOS
+        logprob = None if is_eos else logprob_of(line.choice, self._token_bytes)
+        utterance = transcript.push(line.choice.token, logprob, is_last=isinstance(ending, Completed))
+        timings = _timings(sequence, line.at) if sequence.task.request.timings_per_token else None
+        page.say(key, utterance, line.memory, timings)
+        if transcript.stop_type is not None:
+            ending = Completed(transcript.stop_type)
+            page.found.append(Found(sequence, ending))
+        elif ending is None and _is_out_of_time(sequence, line.at):
+            page.say(key, transcript.flush(), line.memory, timings)
+            ending = Completed(StopType.LIMIT)
+            page.found.append(Found(sequence, ending))
         if ending is not None:
             self._write_ending(page, sequence, ending, line.at)
 
@@ -154,17 +173,28 @@ class Scribe:
                 pass
 
     def _answer(self, sequence: Generating, ending: Completed, at: float) -> Answer:
-        clock = sequence.clock
-        prompted = clock.prompted or at
-        timings = Timings(
-            queue_ms=clock.queue_ms,
-            cache_n=sequence.n_reused,
-            prompt_n=sequence.n_prompt - sequence.n_reused,
-            prompt_ms=(prompted - clock.started) * 1e3,
-            predicted_n=len(sequence.transcript.ids),
-            predicted_ms=(at - prompted) * 1e3,
-        )
+        timings = _timings(sequence, at)
         return answer(sequence.task, sequence.transcript, ending, timings, self._detokenize, id_slot=sequence.slot)
+
+
+def _timings(sequence: Generating, at: float) -> Timings:
+    clock = sequence.clock
+    prompted = clock.prompted or at
+    return Timings(
+        queue_ms=clock.queue_ms,
+        cache_n=sequence.n_reused,
+        prompt_n=sequence.n_prompt - sequence.n_reused,
+        prompt_ms=(prompted - clock.started) * 1e3,
+        predicted_n=len(sequence.transcript.ids),
+        predicted_ms=(at - prompted) * 1e3,
+    )
+
+
+def _is_out_of_time(sequence: Generating, at: float) -> bool:
+    """As llama.cpp's README has it: measured from the first token on, and only once there was a new line. An attempt
+    that another one continues has its time anew."""
+    limit_ms = sequence.task.request.t_max_predict_ms
+    return limit_ms > 0 and sequence.transcript.has_new_line and (at - sequence.clock.prompted) * 1e3 > limit_ms
 
 
 def answer(
@@ -177,19 +207,19 @@ def answer(
     id_slot: int = -1,
 ) -> Answer:
     """All that a sequence said."""
-    text = transcript.text
     return Answer(
         index=task.key.index,
-        text=text,
+        text=transcript.text,
         ids=tuple(transcript.ids),
         prompt=detokenize(task.prompt),
         prompt_tokens=len(task.prompt),
         stop_type=ending.stop_type,
         stopping_word=transcript.stopping_word,
-        truncated=ending.is_truncated,
-        has_new_line="\n" in text,
+        truncated=ending.is_truncated or task.is_truncated,
+        has_new_line=transcript.has_new_line,
         id_slot=id_slot,
         seed=task.seed,
+        logprobs=transcript.logprobs,
         timings=timings,
     )
 
@@ -209,12 +239,19 @@ class _Page:
 
     def __init__(self) -> None:
         self.events: list[tuple[SequenceKey, EngineEvent]] = []
-        self.stopped: list[Generating] = []
+        self.found: list[Found] = []
 
     def add(self, key: SequenceKey, event: EngineEvent) -> None:
         self.events.append((key, event))
 
-    def say(self, sequence: Generating, utterance: Utterance | None) -> None:
+    def say(
+        self,
+        key: SequenceKey,
+        utterance: Utterance | None,
+        memory: tuple[float, ...] = (),
+        timings: Timings | None = None,
+    ) -> None:
         if utterance is not None:
-            key = sequence.task.key
-            self.add(key, Tokens(index=key.index, ids=utterance.ids, text=utterance.text))
+            text, ids, logprobs = utterance
+            told = Tokens(index=key.index, ids=ids, text=text, logprobs=logprobs, memory=memory, timings=timings)
+            self.add(key, told)

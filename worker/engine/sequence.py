@@ -132,6 +132,15 @@ class Sequence:
         return self.phase in (Phase.PREFILL, Phase.DECODE)
 
     @property
+    def has_ended(self) -> bool:
+        return self.phase is Phase.ENDED
+
+    @property
+    def n_cached(self) -> int:
+        """Known tokens that are in the cache."""
+        return self.resident.n_cached
+
+    @property
     def is_told_of(self) -> bool:
         """Whether anything was said of its prompt."""
         return self.n_told >= 0
@@ -156,9 +165,8 @@ class Sequence:
         """Whether the next token can be chosen: all known ones are in the cache."""
         return self.has_slot and self.resident.n_pending == 0
 
-    def computed(self, n_tokens: int, now: float) -> None:
-        """So many more of its known tokens are in the cache."""
-        self.resident.n_cached += n_tokens
+    def served(self, now: float) -> None:
+        """More of its known tokens are in the cache."""
         self.served_at = now
         self.n_reused = min(self.resident.n_reused, self.n_prompt)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from shared.events import ChosenLogprob
 from shared.jobs import Generation, Lane
 
 
@@ -33,12 +34,14 @@ class GenerateTask:
     produced: tuple[int, ...] = ()
     memory: tuple[float, ...] = ()
     """The sampler's, as it was behind the last of them."""
+    logprobs: tuple[ChosenLogprob, ...] = ()
+    """Of `produced`, in order, where they were asked for."""
     biases: tuple[tuple[int, float | None], ...] = ()
     """Of `request.sampling.logit_bias`, with texts resolved to ids; None bans."""
     penalized: tuple[int, ...] | None = None
     """What the penalties look back on at first; None: the prompt."""
     breakers: tuple[tuple[int, ...], ...] = ()
-    """Of `request.sampling.dry_sequence_breakers`, as ids."""
+    """Of `request.sampling.dry_sequence_breakers`: each is a token and those that must follow it, mostly none."""
     is_truncated: bool = False
     """The prompt was cut to fit."""
     queue_ms: float = 0.0

@@ -19,6 +19,35 @@ class Detokenizer:
         return self._decoder.decode(b"", final=True)
 
 
+class IndentMatcher:
+    """Lets text through up to a line, other than the first, that is indented by less than `n_indent` spaces and tabs.
+
+    The rule is llama.cpp's: the indentation itself is let through, and an empty line counts as not indented.
+    """
+
+    def __init__(self, n_indent: int = 0) -> None:
+        self._n_indent = n_indent
+        self._n_blanks: int | None = None  # of the current line; None: no matter how many more
+        self.is_met = False
+        """Nothing is let through after it."""
+
+    def push(self, text: str) -> str:
+        if self.is_met:
+            return ""
+        if not self._n_indent:
+            return text
+        for at, character in enumerate(text):
+            if self._n_blanks is not None:
+                if character in " \t":
+                    self._n_blanks += 1
+                    continue
+                if self._n_blanks < self._n_indent:
+                    self.is_met = True
+                    return text[:at]
+            self._n_blanks = 0 if character == "\n" else None
+        return text
+
+
 class StopMatcher:
     """Lets text through up to the first stop string, and holds back what could still become one.
 

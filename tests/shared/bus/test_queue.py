@@ -211,13 +211,17 @@ class TestClaim:
         claims = await bus.queue.claim("w1", "m", Wanted(0, 9, 0))
         assert Counter(claim.job.tenant for claim in claims) == {"hog": 3, "b": 3, "c": 3}
 
-    async def test_turns_are_counted_by_what_is_asked_for(self, bus: Bus) -> None:
+    @pytest.mark.parametrize(
+        "dear",
+        [Completion(prompts=("x" * 4000,), n_predict=1000), Completion(prompts=("x", "y"), n=64, n_predict=50)],
+    )
+    async def test_turns_are_counted_by_what_is_asked_for(self, bus: Bus, dear: Completion) -> None:
         for _ in range(20):
-            await queued(bus, tenant="long", request=Completion(prompts=("x" * 4000,), n_predict=1000))
-            await queued(bus, tenant="short", request=Completion(prompts=("x",), n_predict=1))
+            await queued(bus, tenant="dear", request=dear)
+            await queued(bus, tenant="cheap", request=Completion(prompts=("x",), n_predict=1))
         claims = await bus.queue.claim("w1", "m", Wanted(0, 16, 0))
         counts = Counter(claim.job.tenant for claim in claims)
-        assert counts["short"] > 4 * counts["long"] > 0
+        assert counts["cheap"] > 4 * counts["dear"] > 0
 
     async def test_who_comes_back_has_saved_up_no_turns(self, bus: Bus) -> None:
         await queued(bus, tenant="guest")

@@ -6,10 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.models import write_byte_model
+from tests.models import write_byte_model, write_recurrent_model
 
 
 @pytest.fixture(scope="session")
 def byte_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Random weights; ids are bytes, so that any text is a prompt and text is often no UTF-8."""
     return write_byte_model(tmp_path_factory.mktemp("models") / "bytes.gguf")
+
+
+@pytest.fixture(scope="session")
+def recurrent_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same tokens, and one state for a whole sequence."""
+    return write_recurrent_model(tmp_path_factory.mktemp("models") / "recurrent.gguf")

@@ -41,8 +41,14 @@ def task(job_id: str, prompt: Sequence[int], *, n_predict: int = 16, **more: Any
 class Recorded:
     """An engine between start and stop. `on_each` is called with every event, in the engine's thread."""
 
-    def __init__(self, config: EngineConfig, on_each: Callable[[SequenceKey, EngineEvent], None] | None = None) -> None:
-        self.engine = Engine(config, self._keep)
+    def __init__(
+        self,
+        config: EngineConfig,
+        on_each: Callable[[SequenceKey, EngineEvent], None] | None = None,
+        *,
+        open_context: Callable[[Model, ContextParams], Context] = Context.open,
+    ) -> None:
+        self.engine = Engine(config, self._keep, open_context=open_context)
         self._on_each = on_each
         self._changed = threading.Condition()
         self._events: dict[str, list[EngineEvent]] = defaultdict(list)

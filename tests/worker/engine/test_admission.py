@@ -24,7 +24,7 @@ class Stage:
 
     def __init__(self, n_slots: int = 1, *, age_s: float = NEVER_S, quantum_s: float = NEVER_S) -> None:
         self.cache = ScriptedCache(n_ids=2 * n_slots)
-        self.cells = Cells(self.cache, n_slots, n_slots)
+        self.cells = Cells(self.cache, n_slots, n_slots, n_cells=1000)
         self.admission = Admission(self.cells, self._launch, age_s=age_s, quantum_s=quantum_s)
 
     def come(self, *names: str, since: float | None = None) -> None:
@@ -45,7 +45,8 @@ class Stage:
         sequence = self.sequence(name)
         for token in range(n_tokens):
             sequence.resident.append(token)
-        sequence.computed(sequence.resident.n_pending, time.monotonic())
+        self.cells.computed(sequence.resident, sequence.resident.n_pending)
+        sequence.served(time.monotonic())
         self.cache.lengths[sequence.slot] = sequence.resident.n_cached
 
     def end(self, *names: str) -> int:

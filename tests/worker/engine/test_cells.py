@@ -7,13 +7,15 @@ from hypothesis import strategies as st
 from tests.worker.engine.parts import ScriptedCache, buffer
 from worker.engine.cells import MIN_SHARED, Cells, Resident
 
+N_CELLS = 400
+
 
 class Slots:
     """Cells over a scripted cache, with sequences that are computed at once."""
 
     def __init__(self, n_slots: int = 3, n_shelves: int = 0, *, can_rewind: bool = True) -> None:
         self.cache = ScriptedCache(can_rewind, n_slots + n_shelves)
-        self.cells = Cells(self.cache, n_slots, n_shelves, can_rewind=can_rewind)
+        self.cells = Cells(self.cache, n_slots, n_shelves, n_cells=N_CELLS, can_rewind=can_rewind)
 
     def place(self, tokens: Sequence[int], *, may_reuse: bool = True, is_patient: bool = False) -> Resident:
         resident = self.cells.place(buffer(tokens), len(tokens), may_reuse=may_reuse, is_patient=is_patient)
@@ -26,7 +28,7 @@ class Slots:
         return resident
 
     def compute(self, resident: Resident, n_tokens: int | None = None) -> None:
-        resident.n_cached += resident.n_pending if n_tokens is None else n_tokens
+        self.cells.computed(resident, resident.n_pending if n_tokens is None else n_tokens)
         self.cache.lengths[resident.slot] = resident.n_cached
 
     def is_following(self, resident: Resident) -> bool:
@@ -197,6 +199,36 @@ def test_nobody_waits_for_one_who_may_be_held_up_unless_he_may_be_too() -> None:
     assert leader.n_cached == 0
 
 
+def test_cells_are_made_private_by_taking_them_from_the_idle_and_never_from_the_busy() -> None:
+    slots = Slots(4, 1)
+    first, second, third = (slots.place([*A[:n], 1, at]) for at, n in enumerate((60, 60, 50)))
+    slots.compute(first)
+    for follower in (second, third):
+        slots.cells.catch_up(follower)
+        slots.compute(follower)
+    slots.cells.release(first)
+    assert slots.cells.is_private(second, 61, 62)
+    assert not slots.cells.own(second, 40, 62)
+    assert first.n_cached == 62
+    slots.cells.release(third)
+    assert slots.cells.own(second, 40, 62)
+    assert slots.cells.is_private(second, 40, 62)
+    assert (first.n_cached, second.n_cached, third.n_cached) == (40, 62, 40)
+    assert slots.cells.n_free == N_CELLS - 62
+
+
+def test_what_is_cut_is_pending_again_and_the_cells_behind_a_gap_move_up() -> None:
+    slots = Slots()
+    resident = slots.place(A)
+    slots.compute(resident)
+    slots.cells.close_gap(resident, 10, 30)
+    assert resident.tokens[: resident.n_tokens].tolist() == A[:10] + A[30:]
+    assert (resident.n_cached, slots.cells.n_free) == (40, N_CELLS - 40)
+    slots.cache.lengths[resident.slot] = 40
+    slots.cells.cut(resident, 15)
+    assert (resident.n_pending, slots.cells.n_free) == (25, N_CELLS - 15)
+
+
 @settings(deadline=None)
 @given(st.data())
 def test_residents_are_always_what_the_cache_has(data: st.DataObject) -> None:
@@ -231,4 +263,5 @@ def test_residents_are_always_what_the_cache_has(data: st.DataObject) -> None:
                 slots.cells.clear(shelved.pop())
         for resident in (*slots.cells.residents, *slots.cells.shelved):
             assert slots.cache.lengths.get(resident.slot, 0) == resident.n_cached
+            assert slots.cells._account.length(resident.slot) == resident.n_cached
             assert resident.n_reused <= resident.n_cached or not resident.is_busy

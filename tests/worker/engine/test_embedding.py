@@ -6,6 +6,7 @@ import pytest
 from shared.events import Failure, Vector
 from shared.jobs import Lane
 from tests.models import demo_model_path
+from tests.worker.engine.faulty import Fault, Faults
 from tests.worker.engine.harness import Recorded, config, task
 from worker.engine import EmbedTask, EngineConfig, EngineEvent, SequenceKey
 
@@ -69,6 +70,19 @@ def test_inputs_that_cannot_be_embedded_fail_alone_and_name_the_limit(byte_model
     assert empty.code == "invalid_request"
     assert isinstance(bad, Failure)
     assert bad.code == "invalid_request"
+
+
+@pytest.mark.parametrize("code", [1, 2, -1, -2, -3])
+def test_an_input_that_fails_is_tried_once_more_and_then_fails_alone(byte_model: Path, code: int) -> None:
+    failing = {1, 3, 4}
+    faults = Faults(lambda decode: Fault(code) if decode.number in failing else None)
+    with Recorded(config(byte_model), open_context=faults.open) as engine:
+        engine.submit(*(embed(f"in{at}", list(b"hello")) for at in range(3)))
+        first, last = vector(engine, "in0"), vector(engine, "in2")
+        failed = engine.ending("in1")
+    assert isinstance(failed, Failure)
+    assert failed.code == "engine_failed"
+    assert first == pytest.approx(last, abs=1e-6)
 
 
 def test_embeddings_and_generation_take_turns(byte_model: Path) -> None:

@@ -29,7 +29,7 @@ def model(byte_model: Path) -> Iterator[Model]:
 
 
 def launcher(model: Model) -> Launcher:
-    return Launcher(model, Cells(ScriptedCache(), 2), N_CTX)
+    return Launcher(model, Cells(ScriptedCache(), 2, n_cells=100), N_CTX)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from shared.jobs import Sampling
-from worker.engine.sampling import NO_TOKEN, Floats, Sampler, candidates, choose, uniforms
+from shared.jobs import Generation, Sampling
+from worker.engine.sampling import NO_TOKEN, Floats, Sampler, Setting, candidates, choose, uniforms
+from worker.engine.task import GenerateTask, SequenceKey
 
 TOLERANCE = 2e-4
 
@@ -171,6 +172,40 @@ def test_a_row_without_choice_says_so(kind: dict[str, Any]) -> None:
     impossible = np.full((1, 8), -np.inf, dtype=np.float32)
     assert chosen(impossible, [sampler(8, **kind)], [0]) == [NO_TOKEN]
     assert chosen(np.full((1, 8), np.nan, dtype=np.float32), [sampler(8, **kind)], [0]) == [NO_TOKEN]
+
+
+class Only:
+    """A constraint: each list of tokens once, in their order, and then nothing but an end."""
+
+    def __init__(self, *allowed: list[int], end: int) -> None:
+        self._allowed = [*allowed]
+        self._end = end
+        self.accepted: list[int] = []
+
+    @property
+    def is_over(self) -> bool:
+        return not self._allowed
+
+    def mask(self, row: Floats) -> None:
+        allowed = self._allowed[0] if self._allowed else [self._end]
+        row[np.setdiff1d(np.arange(len(row)), allowed)] = -np.inf
+
+    def accept(self, token: int) -> None:
+        self.accepted.append(token)
+        self._allowed = self._allowed[1:]
+
+
+def test_a_constraint_sees_what_was_chosen_and_has_the_last_word() -> None:
+    logits = np.array([[1.0, 2.0, 3.0, 4.0]], dtype=np.float32)
+    only = Only([0, 1], [1, 2], end=3)
+    task = GenerateTask(
+        SequenceKey("j", 0), (2, 2), Generation(sampling=Sampling(temperature=0, ignore_eos=True)), 1, produced=(0,)
+    )
+    chooser = Sampler.of(task, Setting(4, 64, eog=frozenset({3})), only)
+    assert only.accepted == [0]
+    assert chosen(logits.copy(), [chooser], [3]) == [2]
+    chooser.accept(2)
+    assert chosen(logits.copy(), [chooser], [4]) == [3], "an end, though ends are ignored: nothing else is allowed"
 
 
 def test_penalties_forget_what_left_the_window() -> None:

@@ -11,6 +11,7 @@ from tests.worker.engine.harness import task
 from tests.worker.engine.parts import buffer, sequence_in
 from worker.engine import EmbedTask, SequenceKey
 from worker.engine.cells import Resident
+from worker.engine.faults import Trial
 from worker.engine.lanes import Ageing, Lanes
 from worker.engine.plan import OWN_TURN_EVERY, TARGET_MS, TARGET_UNHURRIED_MS, Pace, Plan
 from worker.engine.schedule import Schedule
@@ -27,7 +28,8 @@ def prefilling(slot: int, lane: Lane, n_prompt: int = 150) -> Sequence:
 
 def generating(slot: int, lane: Lane) -> Sequence:
     sequence = prefilling(slot, lane, 10)
-    sequence.computed(10, 0.0)
+    sequence.resident.n_cached += 10
+    sequence.served(0.0)
     sequence.choose(65, 0.0)
     return sequence
 
@@ -55,13 +57,13 @@ def who(plan: Plan[Sequence]) -> list[int]:
     return [sequence.slot for sequence, _ in plan.shares]
 
 
-def test_suspects_are_tried_one_at_a_time_unless_they_have_ended() -> None:
-    running, asked = [generating(slot, PERSON) for slot in range(4)], schedule()
-    asked.suspect(running[:3])
-    running[1].end(Discarded())
-    assert not asked.is_turn_to_embed(inputs(PERSON), running, pace(), 10.0)
-    assert [who(asked.plan(running, pace())) for _ in range(2)] == [[2], [0]]
-    assert who(asked.plan([running[0], *running[2:]], pace())) == [0, 2, 3]
+def test_who_is_on_trial_is_decoded_with_nobody_else_and_no_more_than_there_is_room_for() -> None:
+    running, asked = [generating(0, PERSON), prefilling(1, BULK), generating(2, PERSON)], schedule()
+    running[2].end(Discarded())
+    trial = asked.plan_trial(Trial((running[1], running[2]), 100))
+    assert (who(trial), trial.n_prefill) == ([1], 100)
+    asked.plan_less(100)
+    assert asked.plan_trial(Trial((running[1],), 100)).n_prefill == 50
 
 
 def test_without_room_half_as_much_is_planned_until_a_decode_succeeds() -> None:

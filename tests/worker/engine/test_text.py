@@ -1,6 +1,6 @@
 import pytest
 
-from worker.engine.text import Detokenizer, StopMatcher
+from worker.engine.text import Detokenizer, IndentMatcher, StopMatcher
 
 FAMILY = "👩‍🚀".encode()
 
@@ -65,3 +65,24 @@ def test_nothing_is_said_after_a_stop() -> None:
     matcher = StopMatcher(["stop"])
     assert matcher.push("go stop and more") == "go "
     assert matcher.push("more") == matcher.flush() == ""
+
+
+@pytest.mark.parametrize(
+    ("n_indent", "text", "said"),
+    [
+        (0, "a\nb\n\nc", "a\nb\n\nc"),
+        (2, "a\n  b\n c", "a\n  b\n "),
+        (2, "a\n\t\tb\nc", "a\n\t\tb\n"),
+        (2, "  a\n    b", "  a\n    b"),
+        (1, "a\n\n b", "a\n"),
+        (1, "a\n \n b", "a\n \n b"),
+        (4, "\n   ", "\n   "),
+        (1, "\nx", "\n"),
+    ],
+)
+def test_a_line_that_is_less_indented_ends_the_text_however_it_is_cut(n_indent: int, text: str, said: str) -> None:
+    for pieces in ([text], list(text)):
+        matcher = IndentMatcher(n_indent)
+        assert "".join(matcher.push(piece) for piece in pieces) == said
+        assert matcher.is_met == (said != text)
+        assert matcher.push("more" if matcher.is_met else "") == ""

@@ -1,9 +1,11 @@
+import base64
 from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.events import ChosenLogprob, StopType
 from worker.engine.transcript import Transcript, Utterance
 
 WORDS = [b"alpha", b" be", b"ta", b" ga", b"mma", "👋".encode()[:2], "👋".encode()[2:], b"x ta", b"", b"\xff", b"c"]
@@ -108,3 +110,79 @@ def test_text_is_always_valid_unicode(ids: list[int]) -> None:
     say(heard, ids)
     assert heard.text.encode().decode() == heard.text
     assert set(heard.text) == {"\ufffd"}
+
+
+def scored(token: int, content: bytes) -> ChosenLogprob:
+    return ChosenLogprob(id=token, piece=base64.b64encode(content).decode(), logprob=-float(token))
+
+
+def pieces_of(heard: Transcript) -> list[bytes]:
+    return [logprob.piece_bytes for logprob in heard.logprobs]
+
+
+def hear(pieces: Sequence[bytes], *stops: str, n_indent: int = 0) -> tuple[Transcript, list[ChosenLogprob]]:
+    """A transcript of tokens with logprobs, and those that it said."""
+    heard = Transcript(stops, lambda token: pieces[token], n_indent)
+    told: list[ChosenLogprob] = []
+    for token, piece in enumerate(pieces):
+        utterance = heard.push(token, scored(token, piece), is_last=token == len(pieces) - 1)
+        told += utterance.logprobs if utterance else ()
+        if heard.stop_type:
+            break
+    return heard, told
+
+
+@pytest.mark.parametrize(
+    ("pieces", "stop", "left"),
+    [
+        ([b"Hello", b" world", b"!"], "!", [b"Hello", b" world"]),
+        ([b"Hello", b" ", b"there", b"STOP"], "STOP", [b"Hello", b" ", b"there"]),
+        ([b"Hello", b" the", b"re!"], "there!", [b"Hello", b" "]),
+        ([b"Hello", b" world", b"END"], "END", [b"Hello", b" world"]),
+        ([b"Text", b" ", b"with", b" ", b"stop", b" ", b"word"], "stop word", [b"Text", b" ", b"with", b" "]),
+        ([b"hello", b"wor"], "or", [b"hello", b"w"]),
+        ([b"hello", b" wor"], "llo w", [b"he"]),
+        ([b"EN", b"D!"], "END", []),
+        ([b"a", b"b"], "z", [b"a", b"b"]),
+        (["👋".encode()[:2], "👋".encode()[2:], b"x"], "x", ["👋".encode()[:2], "👋".encode()[2:]]),
+        ([b"a", "👋".encode()[:2], "👋".encode()[2:]], "👋", [b"a"]),
+        ([b"\xff", b"ab"], "b", [b"\xff", b"ab"]),
+    ],
+)
+def test_logprobs_are_those_of_the_text_without_its_stop(pieces: list[bytes], stop: str, left: list[bytes]) -> None:
+    heard, told = hear(pieces, stop)
+    assert pieces_of(heard) == left
+    assert [logprob.id for logprob in told] == [logprob.id for logprob in heard.logprobs]
+    if "\ufffd" not in heard.text:
+        assert b"".join(left).decode() == heard.text
+
+
+def test_a_line_without_indentation_ends_the_text_as_a_limit() -> None:
+    heard, told = hear([b"if x:\n", b"  y", b"\nz =", b" stop"], "stop", n_indent=2)
+    assert (heard.text, heard.stop_type, heard.stopping_word) == ("if x:\n  y\n", StopType.LIMIT, "")
+    assert pieces_of(heard) == [b"if x:\n", b"  y", b"\n"] and tuple(told) == heard.logprobs
+    assert heard.has_new_line
+
+
+def test_of_a_stop_and_a_bad_line_the_first_in_the_text_ends_it() -> None:
+    heard, _ = hear([b"a\nb stop"], "stop", n_indent=2)
+    assert (heard.text, heard.stop_type) == ("a\n", StopType.LIMIT)
+    heard, _ = hear([b"a stop\nb"], "stop", n_indent=2)
+    assert (heard.text, heard.stop_type, heard.stopping_word) == ("a ", StopType.WORD, "stop")
+
+
+def test_logprobs_of_an_earlier_attempt_are_in_the_answer_and_not_said_again() -> None:
+    pieces = [b"ab", b"c", b"de", b"f"]
+    whole, told = hear(pieces, "ef")
+    resumed = Transcript(["ef"], lambda token: pieces[token])
+    resumed.replay([0, 1], told[:2])
+    again = [each for token in (2, 3) if (each := resumed.push(token, scored(token, pieces[token])))]
+    assert [logprob.id for each in again for logprob in each.logprobs] == [2]
+    assert resumed.logprobs == whole.logprobs and pieces_of(whole) == [b"ab", b"c", b"d"]
+
+
+def test_the_end_of_a_generation_has_no_logprob() -> None:
+    heard = transcript()
+    heard.push(0, scored(0, b"alpha"))
+    assert heard.push(8, None, is_last=True) == Utterance("", (8,))
+    assert pieces_of(heard) == [b"alpha"]

@@ -1,0 +1,97 @@
+"""From what a request asks about to the tokens of its prompts: each fits, or is cut to fit, or the request is refused.
+
+Megabytes that cannot fit are refused, or cut in the middle, before they are tokenized. Knows no jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from shared.errors import InvalidRequest, PromptTooLong
+from shared.jobs import Chat, Completion, Generation, Infill, Truncation
+from worker.chat import ChatTemplate
+from worker.engine import Model
+from worker.engine.overflow import truncated
+from worker.infill import InfillPrompter
+from worker.rules import Rules
+from worker.vocabulary import Piece, Vocabulary, pieces_of
+
+SEAM = 2
+"""Tokens that may not be those of the whole text where it was cut before tokenizing: truncation takes them out."""
+
+
+class Prompted(NamedTuple):
+    tokens: tuple[int, ...]
+    is_truncated: bool = False
+
+
+class Prompter:
+    """Thread-safe: model and template are only read."""
+
+    def __init__(self, model: Model, vocabulary: Vocabulary, template: ChatTemplate, rules: Rules) -> None:
+        facts = model.facts
+        self._control_texts = model.control_texts
+        self._vocabulary = vocabulary
+        self._template = template
+        self._n_ctx = rules.n_ctx
+        self._adds_bos = facts.adds_bos
+        self._bos_text = facts.bos_token if facts.adds_bos else ""
+        self._infill = InfillPrompter(vocabulary, facts.fill, rules, bos=facts.bos if facts.adds_bos else None)
+
+    def prompts(self, request: Completion | Chat | Infill) -> list[Prompted]:
+        """One for each prompt of the request. Raises PromptTooLong, InvalidRequest, NotSupported."""
+        match request:
+            case Completion(system_prompt=system, prompts=prompts):
+                before = pieces_of(system or ())
+                return [
+                    self._fitted(before + pieces_of(prompt), request, "prompt", add_special=not before)
+                    for prompt in prompts
+                ]
+            case Chat():
+                return [self._chat(request)]
+            case Infill():
+                pieces = [Piece(token) for token in self._infill.tokens(request)]
+                return [self._fitted(pieces, request, "prompt", add_special=False)]
+
+    def _chat(self, request: Chat) -> Prompted:
+        """The rendered messages. Control tokens count only where the template wrote them, never in a content."""
+        contents = [message.get("content") or "" for message in request.messages]
+        if request.truncate is None:
+            # A template writes something for each message, which may cost it more than tokenizing costs us.
+            self._check_fits(max(len(contents), self._vocabulary.n_least(map(Piece, contents))), "at least ")
+        text = self._template.render(request)
+        # A template may write the BOS itself; llama.cpp would add a second one.
+        add_special = not (self._bos_text and text.startswith(self._bos_text))
+        pieces = [Piece(text)]
+        # Tokenized in one piece wherever possible: cutting at the contents' edges changes how words merge there.
+        if any(control in content for content in contents for control in self._control_texts):
+            stretches = self._template.stretches(request)
+            if stretches is None:
+                raise InvalidRequest("a message contains a control token of the model", param="messages")
+            pieces = [Piece(stretch.text, parse_special=not stretch.is_user) for stretch in stretches]
+        return self._fitted(pieces, request, "messages", add_special=add_special)
+
+    def _fitted(self, pieces: Sequence[Piece], request: Generation, field: str, *, add_special: bool) -> Prompted:
+        rule = request.truncate
+        if rule is None:
+            self._check_fits(self._vocabulary.n_least(pieces), "at least ")
+            tokens = self._vocabulary.tokens(pieces, field, add_special=add_special)
+            self._check_fits(len(tokens))
+            return Prompted(tokens)
+        n_head = self._n_ctx if request.n_keep < 0 else min(request.n_keep + self._adds_bos, self._n_ctx)
+        ends = self._vocabulary.ends(pieces, n_head + SEAM, self._n_ctx + SEAM)
+        tokens = self._vocabulary.tokens(ends, field, add_special=add_special)
+        # The rule of blocks leaves room for an answer, the other leaves none.
+        n_room = self._n_ctx if rule is Truncation.BLOCKS else self._n_ctx - 1
+        kept = truncated(tokens, n_room, request.n_keep, rule, adds_bos=self._adds_bos)
+        return Prompted(kept, is_truncated=len(kept) < len(tokens))
+
+    def _check_fits(self, n_tokens: int, about: str = "") -> None:
+        if n_tokens >= self._n_ctx:
+            raise PromptTooLong(
+                f"the request has {about}{n_tokens} prompt tokens"
+                f" and exceeds the available context size of {self._n_ctx}",
+                n_prompt_tokens=n_tokens,
+                n_ctx=self._n_ctx,
+            )

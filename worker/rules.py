@@ -1,0 +1,74 @@
+"""What a worker allows, and what it adds to a request that does not say."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from shared.jobs import Prompt
+from shared.settings import ConfigError, WorkerSettings
+
+
+class SystemPrompt(NamedTuple):
+    """What stands before every completion's prompt."""
+
+    prompt: Prompt = ""
+    anti_prompt: str = ""
+    """The name of who speaks next: a stop string."""
+
+    @classmethod
+    def read(cls, path: Path | None) -> SystemPrompt:
+        """From a file with text, or with the object that llama.cpp's server of May 2024 took: `prompt`, `anti_prompt`,
+        `assistant_name` (which it only repeated). Empty without a file. ConfigError when it cannot be read."""
+        if path is None:
+            return cls()
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read the system prompt {path}: {error}") from None
+        try:
+            fields = json.loads(text)
+        except ValueError:
+            return cls(text)
+        if not isinstance(fields, dict):
+            return cls(text)
+        prompt, anti_prompt = fields.get("prompt", ""), fields.get("anti_prompt", "")
+        if not isinstance(prompt, str) or not isinstance(anti_prompt, str):
+            raise ConfigError(f"{path}: prompt and anti_prompt must be strings")
+        return cls(prompt, anti_prompt)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    n_ctx: int
+    """Longest sequence, in tokens: a prompt must be shorter."""
+    n_ubatch: int
+    """Longest input of an embedding."""
+    n_batch: int = 2048
+    """Tokens of an infill's two sides together."""
+    n_predict: int = -1
+    """Tokens of a request that sets no limit; -1 to the end of the context."""
+    n_predict_max: int = -1
+    """Tokens of any request; -1 for no limit."""
+    system_prompt: SystemPrompt = field(default_factory=SystemPrompt)
+    is_suffix_first: bool = False
+    """The order in which the model was taught to see the sides of an infill."""
+
+    @classmethod
+    def of(cls, settings: WorkerSettings, system_prompt: SystemPrompt, n_ctx: int) -> Self:
+        return cls(
+            n_ctx=n_ctx,
+            n_ubatch=min(settings.ubatch_size, settings.batch_size),
+            n_batch=settings.batch_size,
+            n_predict=settings.n_predict,
+            n_predict_max=settings.n_predict_max,
+            system_prompt=system_prompt,
+            is_suffix_first=settings.spm_infill,
+        )
+
+    def limit(self, n_predict: int) -> int:
+        """Tokens that a request which asks for so many gets at most; -1 to the end of the context."""
+        wanted = n_predict if n_predict >= 0 else self.n_predict
+        return min((n for n in (wanted, self.n_predict_max) if n >= 0), default=-1)
