@@ -31,7 +31,8 @@ class Held:
     parts: dict[int, Part] = field(default_factory=dict)
     failure: Failure | None = None
     accepted: Accepted | None = None
-    progress: Progress | None = None
+    progress: dict[int, Progress] = field(default_factory=dict)
+    """By sequence, the latest."""
     unsent: list[Tokens] = field(default_factory=list)
 
     @property
@@ -59,7 +60,7 @@ class Held:
             case Accepted():
                 self.accepted = event
             case Progress():
-                self.progress = event
+                self.progress[event.index] = event
             case Failure():
                 self.failure = self.failure or event
             case _:
@@ -70,16 +71,18 @@ class Held:
         """Whether somebody waits for what is unsent: a person for every token, bulk for its acceptance and its end."""
         if self.is_complete or self.accepted is not None:
             return True
-        return self.job.lane is Lane.INTERACTIVE and (bool(self.unsent) or self.progress is not None)
+        return self.job.lane is Lane.INTERACTIVE and bool(self.unsent or self.progress)
 
-    def take_chunk(self) -> Chunk | None:
-        """What is to be appended now, numbered; None when there is nothing."""
+    def take_chunks(self) -> list[Chunk]:
+        """What is to be appended now, numbered: mostly one, and more when several sequences tell of their prompts."""
         if not (self.unsent or self.accepted or self.progress):
-            return None
-        chunk = Chunk(self.lease, self.next_event, tuple(self.unsent), self.accepted, self.progress)
+            return []
+        first, *others = self.progress.values() or [None]
+        chunks = [Chunk(self.lease, self.next_event, tuple(self.unsent), self.accepted, first)]
         self.next_event += len(self.unsent)
-        self.unsent, self.accepted, self.progress = [], None, None
-        return chunk
+        chunks += [Chunk(self.lease, self.next_event, progress=other) for other in others]
+        self.unsent, self.accepted, self.progress = [], None, {}
+        return chunks
 
     def ending(self, worker_id: str) -> Finished:
         """The job's one ending. Call when `is_complete`."""

@@ -95,10 +95,10 @@ class Publisher:
             held = self._held.get(key.job_id)
             # Words of an attempt that was lost in the meantime are nobody's, even if the job came back to us.
             if held and held.lease.mark == key.attempt:
-                held.hear(event)
-                if isinstance(event, Failure) and self._engine:
+                if isinstance(event, Failure) and held.failure is None and self._engine:
                     # It ends the job, and no other sequence of it may go on with a slot.
                     self._engine.discard(key.job_id, key.attempt)
+                held.hear(event)
 
     def _is_time_for_bulk(self) -> bool:
         return time.monotonic() - self._sent_at >= BULK_WAIT_S or any(
@@ -108,7 +108,7 @@ class Publisher:
     async def _send(self, jobs: list[Held]) -> None:
         """One pipeline of appends, then the endings, which must not overtake them."""
         self._sent_at = time.monotonic()
-        chunks = [chunk for held in jobs if (chunk := held.take_chunk())]
+        chunks = [chunk for held in jobs for chunk in held.take_chunks()]
         if chunks:
             for chunk, verdict in zip(chunks, await self._append(chunks), strict=True):
                 self._heed(chunk.lease, verdict)

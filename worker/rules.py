@@ -26,8 +26,12 @@ class SystemPrompt(NamedTuple):
             return cls()
         try:
             text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read the system prompt {path}: {error}") from None
+        except OSError as error:
+            raise ConfigError(
+                f"cannot read the system prompt {path}: {(error.strerror or str(error)).lower()}"
+            ) from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"the system prompt {path} is not UTF-8") from None
         try:
             fields = json.loads(text)
         except ValueError:

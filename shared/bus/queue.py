@@ -59,8 +59,9 @@ class Receipt(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What a worker can take now. Both lanes share its slots: an interactive job that is handed out also takes a
-    place from bulk, so that at most max(interactive, bulk) come from them."""
+    """What a worker can take now, in slots. Both lanes share them: an interactive job that is handed out also takes
+    its places from bulk, so that at most max(interactive, bulk) are taken by both; but the last job may want more than
+    are left."""
 
     quick: int
     """Jobs that need no slot, and those of the worker's own stream."""
@@ -410,6 +411,7 @@ class Queue:
             json.dumps(job.metadata) if job.metadata else "",
             "1" if job.is_durable else "0",
             VERSION,
+            1 if worker else job.n_slots,
         ]
 
     async def _claim(self, worker_id: str, model: str, wanted: Wanted, sweep: bool) -> list[Claimed]:
@@ -466,7 +468,7 @@ class Queue:
                 break
         left = Wanted(
             wanted.quick - n_quick,
-            wanted.interactive - n_interactive,
+            max(0, wanted.interactive - n_interactive),
             max(0, wanted.bulk - n_interactive - n_bulk),
             wanted.suspects - n_suspects,
         )

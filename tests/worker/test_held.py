@@ -35,11 +35,10 @@ def test_chunks_are_numbered_without_gaps() -> None:
     for texts in (["a"], ["b", "c"], ["d"]):
         for text in texts:
             job.hear(said(text))
-        chunk = job.take_chunk()
-        assert chunk
+        [chunk] = job.take_chunks()
         firsts.append((chunk.first_event, "".join(event.text for event in chunk.events)))
     assert firsts == [(1, "a"), (2, "bc"), (4, "d")]
-    assert job.take_chunk() is None
+    assert job.take_chunks() == []
     assert job.next_event == 5
 
 
@@ -47,10 +46,20 @@ def test_what_is_not_numbered_takes_no_number() -> None:
     job = held()
     job.hear(Accepted(prompt_tokens=3, n_ctx=8))
     job.hear(Progress(total=3, cache=0, processed=2, time_ms=1))
-    chunk = job.take_chunk()
-    assert chunk
+    [chunk] = job.take_chunks()
     assert (chunk.first_event, chunk.events, job.next_event) == (1, (), 1)
     assert chunk.accepted and chunk.progress
+
+
+def test_each_sequence_tells_how_far_its_prompt_was_read() -> None:
+    job = held(expected=3)
+    for index, processed in ((0, 1), (1, 2), (0, 3)):
+        job.hear(Progress(index=index, total=3, cache=0, processed=processed, time_ms=1))
+    job.hear(said("a"))
+    chunks = job.take_chunks()
+    assert [(each.progress.index, each.progress.processed) for each in chunks if each.progress] == [(0, 3), (1, 2)]
+    assert [(each.first_event, len(each.events)) for each in chunks] == [(1, 1), (2, 0)]
+    assert not job.is_urgent
 
 
 def test_a_person_waits_for_every_token_and_bulk_for_none() -> None:
@@ -59,7 +68,7 @@ def test_a_person_waits_for_every_token_and_bulk_for_none() -> None:
     for job in (interactive, bulk):
         job.hear(said("a"))
     assert interactive.is_urgent and not bulk.is_urgent
-    interactive.take_chunk()
+    interactive.take_chunks()
     assert not interactive.is_urgent
 
 

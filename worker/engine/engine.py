@@ -110,9 +110,21 @@ class Engine:
         self._model, self._context = model, context
         age_s, quantum_s = self.config.age_s, self.config.quantum_s
         self._cells = Cells(
-            context, self.config.n_slots, n_shelves, n_cells=context.n_ctx, can_rewind=model.facts.can_rewind
+            context,
+            self.config.n_slots,
+            n_shelves,
+            n_cells=context.n_ctx,
+            can_rewind=model.facts.can_rewind,
+            can_shift=context.can_shift,
         )
-        self._launcher = Launcher(model, self._cells, self._n_ctx_slot)
+        self._launcher = Launcher(
+            model,
+            self._cells,
+            self._n_ctx_slot,
+            can_generate=context.can_generate,
+            shifts=self.config.context_shift,
+            shift_limit=self.config.shift_limit,
+        )
         self._admission = Admission(self._cells, self._launcher.launch, age_s=age_s, quantum_s=quantum_s)
         self._running = self._admission.running  # the list itself, which admission alone writes
         self._schedule = Schedule(context.n_batch, Ageing(age_s, quantum_s))
@@ -218,6 +230,7 @@ class Engine:
 
     def _generate(self, trial: Trial[Sequence] | None) -> None:
         """A turn of sequences, of those on trial if there are any: plan, decode, choose."""
+        self._shift()
         plan = self._schedule.plan_trial(trial) if trial else self._schedule.plan(self._running, self._pace)
         pieces = [_piece(sequence, n_tokens) for sequence, n_tokens in plan.shares]
         self._scribe.hand(self._take_lines())  # the last thing before a decode, which leaves the scribe the GIL
@@ -234,6 +247,13 @@ class Engine:
                 self._suspect(plan, reason)
             case Interrupted():
                 self._undo(plan)
+
+    def _shift(self) -> None:
+        """Make room for the next token of those whose context is full, and who go on all the same."""
+        for sequence in self._running:
+            if sequence.is_full:
+                assert sequence.shift is not None
+                self._cells.shift(sequence.resident, sequence.shift.n_kept, sequence.shift.n_gone)
 
     def _take_lines(self) -> list[Line]:
         lines, self._lines = self._lines, []

@@ -2,6 +2,7 @@
 -- claim: hands out the jobs of silent workers and waiting ones.
 -- Invariant: a job that is handed out is running under a lease that nobody else has ever had; never more are handed
 -- out than asked for, and never more suspects. Cancelled, expired and vanished jobs end here.
+-- Room is counted in slots: a job may want several, and only the last one that is handed out more than there are.
 -- uses: clock ending putback
 local load = KEYS[1]
 local prefix, model, worker, nonce = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
@@ -48,37 +49,38 @@ local function fate_of(worker_before)
   return 'silent'
 end
 
--- Gives the job of a delivered entry to this worker, if it still wants doing. True when it was handed out.
+-- Gives the job of a delivered entry to this worker, if it still wants doing. The slots that it takes; 0 when it was not
+-- handed out.
 local function hand_out(stream, entry, id, is_lost)
   looks = looks - 1
   local key = prefix .. 'job:' .. id
   local status, known, request, newness, created, deadline, deaths, cancel, queue, tenant, held_by, events, log_keep_ms,
-    epoch, attempts, started, cost = unpack(redis.call(
+    epoch, attempts, started, cost, slots = unpack(redis.call(
       'HMGET', key, 'status', 'entry', 'job', 'version', 'created_ms', 'deadline_ms', 'deaths', 'cancel', 'queue',
-      'tenant', 'worker', 'events', 'log_keep_ms', 'epoch', 'attempts', 'started_ms', 'cost'))
+      'tenant', 'worker', 'events', 'log_keep_ms', 'epoch', 'attempts', 'started_ms', 'cost', 'slots'))
   if known ~= entry or (status ~= 'queued' and status ~= 'running') then
     discard(stream, entry)
-    return false
+    return 0
   end
 
   local is_lapsed = status == 'running'
   if is_lapsed and not is_lost then
     -- Delivered anew although somebody has it: the group was made again. Its holder's next renewal takes the entry
     -- back; should there be none, a sweep finds it after one lease.
-    return false
+    return 0
   end
   if cancel then
     end_without_answer(id, 'cancelled', 'cancelled', 'The job was cancelled.')
-    return false
+    return 0
   elseif now >= tonumber(deadline) then
     end_without_answer(id, 'expired', 'expired', 'The deadline passed.')
-    return false
+    return 0
   end
 
   deaths = tonumber(deaths)
   local fate = is_lapsed and fate_of(held_by)
   if fate == 'unheard' then
-    return false -- a later sweep will know
+    return 0 -- a later sweep will know
   elseif fate == 'silent' then
     deaths = redis.call('HINCRBY', key, 'deaths', 1)
   end
@@ -86,7 +88,7 @@ local function hand_out(stream, entry, id, is_lost)
     local why = deaths .. ' workers died while they had it'
     bury(prefix, id, model, tenant, held_by, why)
     end_without_answer(id, 'failed', 'worker_died', 'The job was given up: ' .. why .. '.')
-    return false
+    return 0
   elseif tonumber(newness or 1) > version or (is_suspect(deaths) and suspects <= 0) then
     -- Not for this worker, or not now.
     if is_lapsed then
@@ -94,7 +96,7 @@ local function hand_out(stream, entry, id, is_lost)
     elseif not is_lost then
       redis.call('XCLAIM', stream, 'workers', worker, 0, entry, 'IDLE', AGES_MS, 'JUSTID')
     end
-    return false
+    return 0
   end
 
   epoch, attempts = epoch + 1, attempts + 1
@@ -118,10 +120,10 @@ local function hand_out(stream, entry, id, is_lost)
   end
   handed_cost = handed_cost + cost
   handed[#handed + 1] = {id, request, lease, attempts, deaths, tonumber(events), created, deadline}
-  return true
+  return tonumber(slots or 1)
 end
 
--- Jobs of one stream that were given back, or whose worker let a whole lease go by. Returns how many were handed out.
+-- Jobs of one stream that were given back, or whose worker let a whole lease go by. Returns the slots that they take.
 local function take_lost(stream, room)
   local taken, from = 0, '-'
   while taken < room and looks > 0 do
@@ -130,14 +132,20 @@ local function take_lost(stream, room)
       break -- an error: there is no such group yet, so nothing was ever delivered
     end
     for _, row in ipairs(rows) do
+      if taken >= room then
+        break
+      end
       local entry = row[1]
       from = '(' .. entry
       local found = redis.call('XRANGE', stream, entry, entry)[1]
       if not found or found[2][1] ~= 'job' then
         discard(stream, entry)
-      elseif hand_out(stream, entry, found[2][2], true) then
-        redis.call('XCLAIM', stream, 'workers', worker, 0, entry, 'JUSTID')
-        taken = taken + 1
+      else
+        local slots = hand_out(stream, entry, found[2][2], true)
+        if slots > 0 then
+          redis.call('XCLAIM', stream, 'workers', worker, 0, entry, 'JUSTID')
+          taken = taken + slots
+        end
       end
     end
   end
@@ -165,8 +173,8 @@ local function hand_out_all(stream, entries)
     local field, id = entry[2][1], entry[2][2]
     if field ~= 'job' then
       discard(stream, entry[1])
-    elseif hand_out(stream, entry[1], id, false) then
-      taken = taken + 1
+    else
+      taken = taken + hand_out(stream, entry[1], id, false)
     end
   end
   return taken
@@ -188,6 +196,7 @@ end
 -- Tenants by turn: the one that has had least goes first, one job at a time.
 local function take_waiting(lane, room)
   local turn = prefix .. 'turn:' .. model .. ':' .. lane
+  local is_narrow = now >= tonumber(redis.call('HGET', load, 'wide:' .. lane) or 0)
   local taken, idle = 0, 0 -- idle: tenants in front that have nothing waiting
   while taken < room and looks > 0 do
     local tenant, had = unpack(redis.call('ZRANGE', turn, idle, idle, 'WITHSCORES'))
@@ -196,7 +205,7 @@ local function take_waiting(lane, room)
     end
     local stream = prefix .. 'q:' .. model .. ':' .. lane .. ':' .. tenant
     local is_alone = redis.call('ZCARD', turn) == 1
-    local entries = deliver(stream, is_alone and room - taken or 1)
+    local entries = deliver(stream, is_alone and is_narrow and room - taken or 1)
     if not entries then
       idle = idle + 1
     else

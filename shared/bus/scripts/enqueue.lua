@@ -12,6 +12,7 @@ local wake, fingerprint = ARGV[11], ARGV[12]
 local queue = ARGV[13] -- quick, interactive or bulk; or own: for one worker alone
 local request, body, endpoint, metadata, durable = ARGV[14], ARGV[15], ARGV[16], ARGV[17], ARGV[18]
 local version = ARGV[19]
+local slots = tonumber(ARGV[20]) -- how many of a worker's it takes
 
 local jobs = string.sub(job, 1, -#id - 1)
 
@@ -58,9 +59,14 @@ redis.call('HSET', load, of_queue, (counts[9] or 0) + 1, of_tenant, ahead + 1, t
 redis.call(
   'HSET', job, 'status', 'queued', 'job', request, 'version', version, 'body', body, 'endpoint', endpoint,
   'metadata', metadata, 'durable', durable, 'model', model, 'lane', lane, 'queue', queue, 'tenant', tenant,
-  'cost', cost, 'stream', stream, 'entry', entry, 'ticket', ticket, 'attempts', 0, 'deaths', 0, 'epoch', 0,
-  'events', 0, 'created_ms', now, 'deadline_ms', deadline, 'keep_ms', keep_ms, 'log_keep_ms', log_keep_ms)
+  'cost', cost, 'slots', slots, 'stream', stream, 'entry', entry, 'ticket', ticket, 'attempts', 0, 'deaths', 0,
+  'epoch', 0, 'events', 0, 'created_ms', now, 'deadline_ms', deadline, 'keep_ms', keep_ms, 'log_keep_ms', log_keep_ms)
 redis.call('PEXPIREAT', job, deadline + keep_ms)
+if slots > 1 then
+  -- Until then, claims of this queue look at how wide each job is before they take another.
+  local wide = 'wide:' .. queue
+  redis.call('HSET', load, wide, math.max(deadline, redis.call('HGET', load, wide) or 0))
+end
 redis.call('ZADD', due, deadline, id)
 if idem then
   redis.call('SET', idem, id .. ' ' .. fingerprint, 'PXAT', deadline + keep_ms)

@@ -159,6 +159,22 @@ class TestClaim:
         assert len(await wide.queue.claim("w1", "m", Wanted(0, 0, 5))) == 5
         assert len(await wide.queue.claim("w1", "m", ANY, sweep=True)) == 28
 
+    @pytest.mark.parametrize("lane", Lane)
+    async def test_a_job_takes_as_many_places_as_it_has_sequences(self, bus: Bus, lane: Lane) -> None:
+        async def claimed_widths(n_places: int, *, sweep: bool = False) -> list[int]:
+            claims = await bus.queue.claim("w1", "m", Wanted(0, n_places, n_places), sweep=sweep)
+            for claim in claims if not sweep else ():
+                await bus.queue.release(claim.lease)
+            return [claim.job.n_slots for claim in claims]
+
+        for n in (3, 1, 4, 2, 1):
+            await queued(bus, lane=lane, request=Completion(prompts=("a",), n=n))
+        assert await claimed_widths(5) == [3, 1, 4]
+        assert await claimed_widths(1) == [2]
+        assert await claimed_widths(9) == [1]
+        assert await claimed_widths(4, sweep=True) == [3, 1]
+        assert await claimed_widths(1, sweep=True) == [4]
+
     async def test_interactive_work_goes_first(self, wide: Bus) -> None:
         for lane in (Lane.BULK, Lane.BULK, Lane.INTERACTIVE, Lane.INTERACTIVE):
             await queued(wide, lane=lane)
@@ -213,13 +229,13 @@ class TestClaim:
 
     @pytest.mark.parametrize(
         "dear",
-        [Completion(prompts=("x" * 4000,), n_predict=1000), Completion(prompts=("x", "y"), n=64, n_predict=50)],
+        [Completion(prompts=("x" * 4000,), n_predict=1000), Completion(prompts=("x", "y"), n=64, n_predict=1000)],
     )
     async def test_turns_are_counted_by_what_is_asked_for(self, bus: Bus, dear: Completion) -> None:
         for _ in range(20):
             await queued(bus, tenant="dear", request=dear)
             await queued(bus, tenant="cheap", request=Completion(prompts=("x",), n_predict=1))
-        claims = await bus.queue.claim("w1", "m", Wanted(0, 16, 0))
+        claims = await bus.queue.claim("w1", "m", Wanted(0, 15 + dear.n_sequences, 0))
         counts = Counter(claim.job.tenant for claim in claims)
         assert counts["cheap"] > 4 * counts["dear"] > 0
 

@@ -29,7 +29,7 @@ def test_time_ends_a_text_once_a_line_was_begun(byte_model: Path) -> None:
             asked("no limit", ALWAYS, t_max_predict_ms=0, n_predict=300),
         )
         assert hurried.stop_type is StopType.LIMIT and not hurried.truncated
-        assert 2 <= hurried.timings.predicted_ms and hurried.timings.predicted_n < 1500
+        assert hurried.timings.predicted_ms >= 2 and hurried.timings.predicted_n < 1500
         assert hurried.text == "\n" * hurried.timings.predicted_n == engine.streamed("lines")
         assert free.timings.predicted_n == short.timings.predicted_n == 300
         assert (hurried.has_new_line, free.has_new_line) == (True, False)
