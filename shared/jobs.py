@@ -123,6 +123,13 @@ class Constraint(Wire):
     syntax: Literal["gbnf", "json_schema", "regex"]
     text: str
     """The grammar or pattern; of a schema its JSON."""
+    field: str = ""
+    """What the client calls it."""
+
+    @property
+    def name(self) -> str:
+        """For errors."""
+        return self.field or self.syntax
 
 
 class Truncation(StrEnum):

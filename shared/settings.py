@@ -201,6 +201,13 @@ class WorkerSettings(BusSettings):
     pooling: Annotated[Literal["mean", "cls", "last"] | None, Flag("--pooling")] = Field(
         None, description="pooling of embeddings; default: the model's own, else mean"
     )
+    context_shift: Annotated[bool, Flag("--context-shift")] = Field(
+        False,
+        description="let a text whose context is full lose its middle and go on, unless the request says otherwise",
+    )
+    shift_limit: Annotated[int, Flag("--shift-limit")] = Field(
+        0, ge=0, description="tokens that a request which shifts its context gets at most; 0 is ten contexts"
+    )
     n_predict: Annotated[int, Flag("-n", "--n-predict")] = Field(
         -1, ge=-1, description="tokens that a request without a limit of its own gets; -1 fills the context"
     )

@@ -25,8 +25,10 @@ __all__ = [
     "tiny_model",
     "write_byte_model",
     "write_demo_vocab_model",
+    "write_encoder_model",
     "write_infill_model",
     "write_recurrent_model",
+    "write_sliding_model",
 ]
 
 N_EMBD = 64
@@ -81,6 +83,51 @@ def write_recurrent_model(path: Path, *, n_layers: int = 2, n_ctx_train: int = 2
         weights.add_values(f"{block}.ssm_a", np.tile(-np.arange(1, n_state + 1) / 64, (n_inner, 1)))
         weights.add_ones(f"{block}.ssm_d", n_inner)
         weights.add(f"{block}.ssm_out.weight", N_EMBD, n_inner)
+    return _finish(writer, path)
+
+
+def write_sliding_model(
+    path: Path, *, n_layers: int = 2, n_ctx_train: int = 2048, window: int = 16, seed: int = 0
+) -> Path:
+    """A Gemma 2 model with the same tokens: every other layer sees no more than a window of the last tokens."""
+    writer = _writer(path, "gemma2", n_layers, n_ctx_train, N_BYTE_VOCAB)
+    _add_attention(writer)
+    writer.add_key_length(N_EMBD // N_HEADS)
+    writer.add_value_length(N_EMBD // N_HEADS)
+    writer.add_sliding_window(window)
+    _add_byte_vocab(writer)
+    weights = _Weights(writer, seed)
+    weights.add("token_embd.weight", N_BYTE_VOCAB, N_EMBD, scale=N_EMBD**-0.5)
+    weights.add_ones("output_norm.weight", N_EMBD)
+    for layer in range(n_layers):
+        weights.add_block(layer)
+        # What a block adds outweighs the token itself, which the output would name again: the two ends share weights.
+        weights.add_values(f"blk.{layer}.post_attention_norm.weight", np.full(N_EMBD, 8.0))
+        weights.add_values(f"blk.{layer}.post_ffw_norm.weight", np.full(N_EMBD, 8.0))
+    return _finish(writer, path)
+
+
+def write_encoder_model(path: Path, *, n_layers: int = 2, n_ctx_train: int = 512, seed: int = 0) -> Path:
+    """A BERT model with the same tokens: it has no cache and generates nothing."""
+    writer = _writer(path, "bert", n_layers, n_ctx_train, N_BYTE_VOCAB)
+    _add_attention(writer)
+    writer.add_layer_norm_eps(1e-5)
+    writer.add_causal_attention(False)
+    writer.add_pooling_type(gguf.PoolingType.MEAN)
+    writer.add_token_type_count(2)
+    _add_byte_vocab(writer)
+    weights = _Weights(writer, seed)
+    weights.add("token_embd.weight", N_BYTE_VOCAB, N_EMBD, scale=1.0)
+    weights.add("token_types.weight", 2, N_EMBD, scale=0.1)
+    weights.add("position_embd.weight", n_ctx_train, N_EMBD, scale=0.3)
+    weights.add_norm("token_embd_norm")
+    for layer in range(n_layers):
+        weights.add_norm(f"blk.{layer}.attn_output_norm")
+        weights.add_norm(f"blk.{layer}.layer_output_norm")
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            weights.add(f"blk.{layer}.{name}.weight", N_EMBD, N_EMBD)
+        weights.add(f"blk.{layer}.ffn_up.weight", N_FF, N_EMBD)
+        weights.add(f"blk.{layer}.ffn_down.weight", N_EMBD, N_FF)
     return _finish(writer, path)
 
 
@@ -178,11 +225,15 @@ def _writer(path: Path, architecture: str, n_layers: int, n_ctx_train: int, n_vo
 
 def _llama_writer(path: Path, n_layers: int, n_ctx_train: int, n_vocab: int) -> gguf.GGUFWriter:
     writer = _writer(path, "llama", n_layers, n_ctx_train, n_vocab)
+    _add_attention(writer)
+    return writer
+
+
+def _add_attention(writer: gguf.GGUFWriter) -> None:
     writer.add_feed_forward_length(N_FF)
     writer.add_head_count(N_HEADS)
     writer.add_head_count_kv(N_HEADS)
     writer.add_rope_dimension_count(N_EMBD // N_HEADS)
-    return writer
 
 
 class _Weights:
@@ -202,6 +253,20 @@ class _Weights:
     def add_values(self, name: str, values: NDArray[np.float64]) -> None:
         self._writer.add_tensor(name, values.astype(np.float32))
 
+    def add_norm(self, name: str) -> None:
+        self.add_ones(f"{name}.weight", N_EMBD)
+        self.add(f"{name}.bias", N_EMBD, scale=0.1)
+
+    def add_block(self, layer: int) -> None:
+        """Attention and what follows it, as llama has them."""
+        self.add_ones(f"blk.{layer}.attn_norm.weight", N_EMBD)
+        self.add_ones(f"blk.{layer}.ffn_norm.weight", N_EMBD)
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            self.add(f"blk.{layer}.{name}.weight", N_EMBD, N_EMBD)
+        self.add(f"blk.{layer}.ffn_gate.weight", N_FF, N_EMBD)
+        self.add(f"blk.{layer}.ffn_up.weight", N_FF, N_EMBD)
+        self.add(f"blk.{layer}.ffn_down.weight", N_EMBD, N_FF)
+
     def add_ends(self, n_vocab: int) -> None:
         self.add("token_embd.weight", n_vocab, N_EMBD, scale=1.0)
         self.add("output.weight", n_vocab, N_EMBD, scale=2 * N_EMBD**-0.5)
@@ -212,13 +277,7 @@ def _finish_llama(writer: gguf.GGUFWriter, path: Path, n_layers: int, n_vocab: i
     weights = _Weights(writer, seed)
     weights.add_ends(n_vocab)
     for layer in range(n_layers):
-        weights.add_ones(f"blk.{layer}.attn_norm.weight", N_EMBD)
-        weights.add_ones(f"blk.{layer}.ffn_norm.weight", N_EMBD)
-        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
-            weights.add(f"blk.{layer}.{name}.weight", N_EMBD, N_EMBD)
-        weights.add(f"blk.{layer}.ffn_gate.weight", N_FF, N_EMBD)
-        weights.add(f"blk.{layer}.ffn_up.weight", N_FF, N_EMBD)
-        weights.add(f"blk.{layer}.ffn_down.weight", N_EMBD, N_FF)
+        weights.add_block(layer)
     return _finish(writer, path)
 
 

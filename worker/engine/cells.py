@@ -10,6 +10,7 @@ Knows nothing of tasks, sampling or text.
 from __future__ import annotations
 
 import itertools
+import sys
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -33,6 +34,8 @@ class Cache(Protocol):
 
     def share(self, source: int, target: int, start: int, end: int) -> None: ...
 
+    def shift(self, seq_id: int, start: int, end: int) -> None: ...
+
 
 @dataclass(slots=True, eq=False)
 class Resident:
@@ -47,6 +50,9 @@ class Resident:
     n_cached: int = 0
     n_reused: int = 0
     """Of the cached: those that this sequence did not compute itself."""
+    n_pure: int = sys.maxsize
+    """Of the cached, those that were computed behind nothing but the tokens before them. Behind a shift they are not:
+    they still mean what is gone, which no other sequence has had."""
     is_busy: bool = False
     is_patient: bool = False
     """It may be held up for others, so that only those who are patient too should wait for it."""
@@ -64,6 +70,11 @@ class Resident:
         """Known tokens that are not in the cache yet."""
         return self.n_tokens - self.n_cached
 
+    @property
+    def lendable(self) -> Ids:
+        """Tokens whose cells would be any other's."""
+        return self.tokens[: min(self.n_cached, self.n_pure)]
+
     def append(self, token: int) -> None:
         self.tokens[self.n_tokens] = token
         self.n_tokens += 1
@@ -73,14 +84,23 @@ class Cells:
     """All slots and shelves. For the decode thread, between decodes.
 
     `can_rewind` is False for models whose state cannot lose its end: there only a whole resident is reused.
+    `can_shift` is False where what is in the cache cannot be moved to other positions.
     """
 
     def __init__(
-        self, cache: Cache, n_slots: int, n_shelves: int = 0, *, n_cells: int, can_rewind: bool = True
+        self,
+        cache: Cache,
+        n_slots: int,
+        n_shelves: int = 0,
+        *,
+        n_cells: int,
+        can_rewind: bool = True,
+        can_shift: bool = True,
     ) -> None:
         self._cache = cache
         self._account = Account(n_cells, n_slots + n_shelves)
         self._can_rewind = can_rewind
+        self.can_shift = can_shift
         self._stamps = itertools.count(1)
         self.residents = [Resident(slot) for slot in range(n_slots)]
         self._empty_shelves = list(range(n_slots, n_slots + n_shelves))
@@ -124,15 +144,28 @@ class Cells:
         keep a part."""
         resident.n_cached = self._trim(resident, n_kept)
         resident.n_reused = min(resident.n_reused, resident.n_cached)
+        if resident.n_cached <= resident.n_pure:
+            resident.n_pure = sys.maxsize
 
-    def close_gap(self, resident: Resident, start: int, end: int) -> None:
-        """The cache has lost positions [start, end) of a resident and moved up what was behind, and so do its
-        tokens. The cells that moved must have been private."""
-        self._account.close_gap(resident.slot, start, end)
-        resident.tokens[start : resident.n_tokens - (end - start)] = resident.tokens[end : resident.n_tokens].copy()
-        resident.n_tokens -= end - start
-        resident.n_cached -= end - start
-        resident.n_reused = min(resident.n_reused, start)
+    def shift(self, resident: Resident, n_kept: int, n_gone: int) -> None:
+        """Drop the `n_gone` tokens behind the first `n_kept`; what stands behind them moves up.
+
+        Its cells move with it where they can, but never those that another has, who would not know: then they are
+        dropped, and what stands in them is to be computed again, behind what is left.
+        """
+        end, n_tokens = n_kept + n_gone, resident.n_tokens
+        if self.can_shift and resident.n_cached >= end and self.own(resident, end, resident.n_cached):
+            self._cache.shift(resident.slot, n_kept, end)
+            self._account.close_gap(resident.slot, n_kept, end)
+            resident.n_cached -= n_gone
+            resident.n_reused = min(resident.n_reused, n_kept)
+            resident.n_pure = min(resident.n_pure, n_kept)
+        else:
+            self.cut(resident, min(n_kept, resident.n_cached))
+        # In an array of its own: the old one is what others know that had the sequence's cells, or wait for them.
+        tokens = resident.tokens.copy()
+        tokens[n_kept : n_tokens - n_gone] = resident.tokens[end:n_tokens]
+        resident.tokens, resident.n_tokens = tokens, n_tokens - n_gone
 
     def place(self, tokens: Ids, n_tokens: int, *, may_reuse: bool, is_patient: bool = False) -> Resident | None:
         """Give a slot to a sequence of which `n_tokens` are known, with as much of it as the cache has.
@@ -196,6 +229,7 @@ class Cells:
         if shelf.slot != NOWHERE:
             self._share(resident, shelf, 0, resident.n_cached)
             shelf.n_cached, shelf.n_reused = resident.n_cached, resident.n_reused
+            shelf.n_pure = resident.n_pure
             self.shelved.append(shelf)
         self.release(resident)
         return shelf
@@ -209,6 +243,7 @@ class Cells:
             self._share(shelf, target, 0, shelf.n_cached)
             self._settle(target, shelf.tokens, shelf.n_tokens, shelf.n_cached)
             target.n_reused, target.is_patient = shelf.n_reused, shelf.is_patient
+            target.n_pure = shelf.n_pure
         if target is not None:
             self.clear(shelf)
         return target
@@ -256,19 +291,20 @@ class Cells:
     def _settle(self, target: Resident, tokens: Ids, n_tokens: int, n_cached: int) -> None:
         target.tokens, target.n_tokens = tokens, n_tokens
         target.n_cached = target.n_reused = n_cached
+        target.n_pure = sys.maxsize
         target.is_busy = True
         target.stamp = next(self._stamps)
 
     def _n_kept(self, resident: Resident, known: Ids) -> int:
         """How much of an idle resident a sequence can go on from."""
-        n = min(_common(resident.tokens[: resident.n_cached], known), len(known) - 1)
+        n = min(_common(resident.lendable, known), len(known) - 1)
         return n if self._can_rewind or n == resident.n_cached else 0
 
     def _best_lender(self, known: Ids) -> tuple[Resident, int]:
         lender, n_best = self.residents[0], 0
         busy = [resident for resident in self.residents if resident.is_busy]
         for resident in (*busy, *self.shelved) if self._can_rewind else ():
-            n = min(_common(resident.tokens[: resident.n_cached], known), len(known) - 1)
+            n = min(_common(resident.lendable, known), len(known) - 1)
             if n > n_best:
                 lender, n_best = resident, n
         return lender, n_best
@@ -284,7 +320,7 @@ class Cells:
                 continue
             if other.is_patient and not target.is_patient:
                 continue
-            n = min(_common(other.tokens[: other.n_tokens], known), len(known) - 1)
+            n = min(_common(other.tokens[: other.n_tokens], known), len(known) - 1, other.n_pure)
             if n > target.n_awaited:
                 target.leader, target.awaited, target.n_awaited = other, other.tokens, n
 

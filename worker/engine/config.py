@@ -32,6 +32,10 @@ class EngineConfig:
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
     pooling: Pooling | None = None
+    context_shift: bool = False
+    """Whether a full context is shifted where the request does not say."""
+    shift_limit: int = 0
+    """Tokens that a sequence which shifts may choose at most; 0 is ten contexts."""
     age_s: float = AGE_S
     quantum_s: float = QUANTUM_S
 
@@ -54,4 +58,6 @@ class EngineConfig:
             cache_type_k=settings.cache_type_k,
             cache_type_v=settings.cache_type_v,
             pooling=settings.pooling,
+            context_shift=settings.context_shift,
+            shift_limit=settings.shift_limit,
         )

@@ -7,7 +7,6 @@ Text and events are the scribe's; llama.cpp is behind `llama`.
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -21,8 +20,9 @@ from shared.jobs import Lane
 from worker.engine.admission import Admission
 from worker.engine.cells import Cells
 from worker.engine.config import EngineConfig
+from worker.engine.constraint import Grammars, Masks
 from worker.engine.embedding import Embedder
-from worker.engine.faults import ContextBroken, GiveUp, Guilty, Inquiry, Rebuild, Trial
+from worker.engine.faults import Trial
 from worker.engine.inbox import Cancel, Discard, Inbox, Submit
 from worker.engine.lanes import Ageing, Lanes
 from worker.engine.launch import Launcher
@@ -43,6 +43,7 @@ from worker.engine.llama import (
 )
 from worker.engine.meter import Meter
 from worker.engine.plan import Pace, Plan
+from worker.engine.recovery import Recovery
 from worker.engine.sampling import NO_TOKEN, Choice, choose
 from worker.engine.schedule import Schedule
 from worker.engine.scribe import Chosen, Ended, EngineEvent, Found, Line, OnEvents, Prefilled, Said, Scribe
@@ -52,18 +53,12 @@ from worker.engine.task import EmbedTask, GenerateTask, Task
 
 __all__ = ["Engine", "EngineEvent", "OnEvents"]
 
-log = logging.getLogger(__name__)
-
 OVERDUE_EVERY_S = 0.05
 """How often deadlines are looked at."""
 WORTH_INTERRUPTING_MS = 50.0
 """A decode of bulk that a person interrupts is lost work: shorter ones are waited for."""
 MOST_INTERRUPTIONS = 3
 """In a row: bulk goes on however often people come."""
-MOST_REOPENINGS = 3
-"""Of a context that does not compute; then the process ends, and others take up its jobs."""
-REOPENING_PAUSE_S = 0.1
-NOT_NUMBERS = "no token can be chosen: the model's logits are not numbers"
 
 
 class Engine:
@@ -106,18 +101,33 @@ class Engine:
             context = resources.enter_context(self._open_context(model, params))
             context.warm_up()
             self._embedder = resources.enter_context(Embedder(model, self.config, self._open_context))
+            grammars = resources.enter_context(Grammars(model.lexicon()))
+            masks = resources.enter_context(Masks(model.lexicon(), self.config.n_threads))
             self._resources = resources.pop_all()
-        self._model, self._context = model, context
+        self._model, self._context, self._grammars = model, context, grammars
         age_s, quantum_s = self.config.age_s, self.config.quantum_s
         self._cells = Cells(
-            context, self.config.n_slots, n_shelves, n_cells=context.n_ctx, can_rewind=model.facts.can_rewind
+            context,
+            self.config.n_slots,
+            n_shelves,
+            n_cells=context.n_ctx,
+            can_rewind=model.facts.can_rewind,
+            can_shift=context.can_shift,
         )
-        self._launcher = Launcher(model, self._cells, self._n_ctx_slot)
+        self._launcher = Launcher(
+            model,
+            self._cells,
+            self._n_ctx_slot,
+            masks,
+            can_generate=context.can_generate,
+            shifts=self.config.context_shift,
+            shift_limit=self.config.shift_limit,
+        )
         self._admission = Admission(self._cells, self._launcher.launch, age_s=age_s, quantum_s=quantum_s)
         self._running = self._admission.running  # the list itself, which admission alone writes
         self._schedule = Schedule(context.n_batch, Ageing(age_s, quantum_s))
         self._pace = Pace(context.n_batch)
-        self._inquiry: Inquiry[Sequence] = Inquiry()
+        self._recovery = Recovery(context, self._cells, self._fail)
         self._thread.start()
 
     def stop(self) -> None:
@@ -133,6 +143,11 @@ class Engine:
         """For its facts and its vocabulary; there from `start` on."""
         assert self._model is not None, "the engine has not been started"
         return self._model
+
+    @property
+    def grammars(self) -> Grammars:
+        """Where constraints are compiled, off the decode thread; there from `start` on."""
+        return self._grammars
 
     @property
     def n_ctx_slot(self) -> int:
@@ -204,7 +219,7 @@ class Engine:
     def step(self) -> None:
         """One turn: listen, admit, compute while the text of the last turn is written, retire."""
         self._listen()
-        trial = self._inquire()
+        trial = self._recovery.next_trial(self._running)
         self._retire()
         self._admission.admit()
         if trial is None and self._is_turn_to_embed():
@@ -218,6 +233,7 @@ class Engine:
 
     def _generate(self, trial: Trial[Sequence] | None) -> None:
         """A turn of sequences, of those on trial if there are any: plan, decode, choose."""
+        self._shift()
         plan = self._schedule.plan_trial(trial) if trial else self._schedule.plan(self._running, self._pace)
         pieces = [_piece(sequence, n_tokens) for sequence, n_tokens in plan.shares]
         self._scribe.hand(self._take_lines())  # the last thing before a decode, which leaves the scribe the GIL
@@ -227,13 +243,20 @@ class Engine:
             case Decoded(logits):
                 self._advance(plan, pieces, logits)
             case OutOfCells() if self._cells.n_free >= plan.n_tokens:
-                self._suspect(plan, "llama.cpp found no room, although there is some")
+                self._recovery.failed(plan, "llama.cpp found no room, although there is some")
             case OutOfCells():
                 self._make_room(plan)
             case DecodeFailed(reason):
-                self._suspect(plan, reason)
+                self._recovery.failed(plan, reason)
             case Interrupted():
                 self._undo(plan)
+
+    def _shift(self) -> None:
+        """Make room for the next token of those whose context is full, and who go on all the same."""
+        for sequence in self._running:
+            if sequence.is_full:
+                assert sequence.shift is not None
+                self._cells.shift(sequence.resident, sequence.shift.n_kept, sequence.shift.n_gone)
 
     def _take_lines(self) -> list[Line]:
         lines, self._lines = self._lines, []
@@ -295,6 +318,9 @@ class Engine:
             sequence.end(ending)
             self._lines.append(Ended(sequence, ending, time.monotonic()))
 
+    def _fail(self, sequence: Sequence, reason: str) -> None:
+        self._end(sequence, Failed(EngineFailed(reason)))
+
     def _decode(self, plan: Plan[Sequence], pieces: list[Piece]) -> Outcome:
         if not pieces:
             self._meter.pause()
@@ -336,7 +362,7 @@ class Engine:
             self._commit(sequence, n_tokens, now)
             if piece.wants_logits:
                 rows.append(sequence)
-        self._inquiry.passed(sequence for sequence, _ in plan.shares)
+        self._recovery.passed(plan)
         choosing = [(row, sequence) for row, sequence in enumerate(rows) if sequence.is_choosing]
         if not choosing:
             return
@@ -353,12 +379,11 @@ class Engine:
             if choice.token != NO_TOKEN:
                 self._choose(sequence, choice, now)
             elif (row < np.inf).all():  # which NaN is not
-                self._end(sequence, _ALL_BANNED)
+                self._end(sequence, _without_choice(sequence))
             else:
                 spoiled.append(sequence)
         if spoiled:
-            has_sound = len(spoiled) < len(choices)
-            self._sentence(self._inquiry.spoiled(spoiled, NOT_NUMBERS, has_sound=has_sound))
+            self._recovery.spoiled(spoiled, has_sound=len(spoiled) < len(choices))
         self._meter.chose(len(choices) - len(spoiled), now)
 
     def _commit(self, sequence: Sequence, n_tokens: int, now: float) -> None:
@@ -396,54 +421,10 @@ class Engine:
         self._end(newest, Failed(EngineFailed("the KV cache is full; a larger context size or fewer slots help")))
         self._cells.forget(newest.resident)
 
-    def _suspect(self, plan: Plan[Sequence], reason: str) -> None:
-        """A decode failed: one sequence is at fault, not all; or nobody is, and it will go well the next time."""
-        log.warning("a decode of %d sequences failed: %s", plan.n_sequences, reason)
-        self._inquiry.failed((sequence for sequence, _ in plan.shares), plan.n_prefill, reason)
-        self._restore(plan)
-        self._cells.unfollow()
-
-    def _inquire(self) -> Trial[Sequence] | None:
-        """Take the inquiry into a failed decode one step on. Returns whom to try next, if anybody."""
-        step = self._inquiry.proceed(self._running)
-        if step is None or isinstance(step, Trial):
-            return step
-        self._sentence(step)
-        return None
-
-    def _sentence(self, verdict: Guilty[Sequence] | Rebuild | GiveUp) -> None:
-        match verdict:
-            case Guilty(sequences, reason):
-                for sequence in sequences:
-                    self._end(sequence, Failed(EngineFailed(reason)))
-                    self._cells.forget(sequence.resident)
-            case Rebuild(reason):
-                log.warning("the context is made anew, since nobody can be computed: %s", reason)
-                self._rebuild()
-            case GiveUp(reason):
-                raise ContextBroken(f"a new context does not help: {reason}")
-
-    def _rebuild(self) -> None:
-        """Lose all cells and go on: everybody's tokens are known, and are computed again."""
-        for attempt in range(1, MOST_REOPENINGS + 1):
-            try:
-                self._context.reopen()
-                break
-            except LoadFailed as error:
-                if attempt == MOST_REOPENINGS:
-                    raise ContextBroken(f"there is no new context to be had: {error}") from None
-                time.sleep(REOPENING_PAUSE_S * attempt)
-        self._cells.lose_all()
-
     def _undo(self, plan: Plan[Sequence]) -> None:
         """A person came in the middle of it. It is planned again when it is bulk's turn."""
         self._n_interruptions += 1
-        self._restore(plan)
-
-    def _restore(self, plan: Plan[Sequence]) -> None:
-        """Take what a decode left halfway out of the cache."""
-        for sequence, _ in plan.shares:
-            self._cells.restore(sequence.resident)
+        self._recovery.restore(plan)
 
     def _embed(self) -> None:
         """A turn of embeddings, of one lane; no other input once somebody has sent something."""
@@ -473,6 +454,16 @@ def _is_overdue(now: float, task: Task) -> bool:
 _CANCELLED = Failed(Cancelled("the job was cancelled"))
 _EXPIRED = Failed(Expired("the job's deadline passed while it ran"))
 _ALL_BANNED = Failed(InvalidRequest("no token can be chosen: all are banned", param="logit_bias"))
+
+
+def _without_choice(sequence: Sequence) -> Ending:
+    """How a sequence ends of whose next tokens all are ruled out."""
+    constraint = sequence.sampler.constraint
+    if constraint is None:
+        return _ALL_BANNED
+    if (failure := constraint.failure) is not None:
+        return Failed(failure)
+    return Completed(StopType.EOS) if constraint.is_over else _ALL_BANNED  # over: the model has no token for an end
 
 
 def _check(config: EngineConfig, n_ctx_slot: int) -> None:

@@ -9,30 +9,53 @@ import time
 
 import numpy as np
 
-from shared.errors import InvalidRequest, PromptTooLong, SlotstreamError
+from shared.errors import InvalidRequest, NotSupported, PromptTooLong, SlotstreamError
 from shared.events import Answer, StopType, Timings
 from shared.jobs import Lane
 from worker.engine.cells import Cells
+from worker.engine.constraint import Masks, Matcher
 from worker.engine.llama import Model
+from worker.engine.overflow import Shift, n_kept, n_shifted
 from worker.engine.sampling import Sampler, Setting
 from worker.engine.scribe import answer
 from worker.engine.sequence import Clock, Completed, Limits, Sequence
 from worker.engine.task import GenerateTask
 from worker.engine.transcript import Transcript
 
+SHIFTED_CONTEXTS = 10
+"""Without an end of its own, a text that shifts goes on for so many contexts; ollama's number."""
+
 
 class Launcher:
     """`n_ctx_slot` is the longest that a sequence can get, in tokens: a prompt must be shorter."""
 
-    def __init__(self, model: Model, cells: Cells, n_ctx_slot: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        cells: Cells,
+        n_ctx_slot: int,
+        masks: Masks,
+        *,
+        can_generate: bool = True,
+        shifts: bool = False,
+        shift_limit: int = 0,
+    ) -> None:
+        """`shifts` is for requests that say nothing of it; `shift_limit` is the most tokens that one which does may
+        choose, 0 for ten contexts."""
         self._model = model
         self._cells = cells
+        self._masks = masks
         self._n_ctx_slot = n_ctx_slot
+        self._can_generate = can_generate
+        self._shifts = shifts
+        self._shift_limit = shift_limit or SHIFTED_CONTEXTS * n_ctx_slot
         self._setting = Setting(model.facts.n_vocab, n_ctx_slot, model.eog, model.facts.newline)
 
     def check(self, task: GenerateTask) -> SlotstreamError | None:
         """What would harm others if it got further. Intake says the same, earlier and better."""
         n_prompt, n_ctx = len(task.prompt), self._n_ctx_slot
+        if not self._can_generate:
+            return NotSupported("this model generates no text: it only embeds")
         if not self._model.has_tokens((*task.prompt, *task.produced)):
             return InvalidRequest("the prompt contains invalid tokens", param="prompt")
         if n_prompt >= n_ctx:
@@ -53,18 +76,22 @@ class Launcher:
             return None
         transcript.flush()
         timings = Timings(queue_ms=task.queue_ms, cache_n=len(task.prompt), predicted_n=len(transcript.ids))
-        return answer(task, transcript, ending, timings, self._model.detokenize)
+        return answer(task, transcript, ending, timings, self._model.detokenize, shift=self._shift(task))
 
     def launch(self, task: GenerateTask, since: float) -> Sequence:
         """Give a task that waits since then (monotonic seconds) a slot; one must be idle."""
+        shift = self._shift(task)
         known = task.prompt + task.produced
-        tokens = np.zeros(self._n_ctx_slot, dtype=np.int32)
+        if shift is not None:
+            known = shift.left(known)
+        tokens = np.zeros(self._n_ctx_slot + 1, dtype=np.int32)  # one more is known than is in a full context
         tokens[: len(known)] = known
         resident = self._cells.place(
             tokens, len(known), may_reuse=task.request.cache_prompt, is_patient=task.lane is Lane.BULK
         )
         assert resident is not None
-        sampler = Sampler.of(task, self._setting)
+        matcher = Matcher(task.grammar, self._masks) if task.grammar is not None else None
+        sampler = Sampler.of(task, self._setting, matcher)
         transcript = self._transcript(task)
         now = time.monotonic()
         return Sequence(
@@ -77,6 +104,7 @@ class Launcher:
             resident.slot,
             waits_since=since,
             placed_at=now,
+            shift=shift,
         )
 
     def _ending(self, task: GenerateTask, transcript: Transcript) -> Completed | None:
@@ -89,7 +117,20 @@ class Launcher:
         return self._limits(task).ending(task.produced[-1], n_decoded, len(task.prompt) + n_decoded)
 
     def _limits(self, task: GenerateTask) -> Limits:
-        return Limits(self._n_ctx_slot, task.request.n_predict, self._model.eog)
+        n_most = self._n_ctx_slot
+        if self._shift(task) is not None:
+            n_most = max(n_most, len(task.prompt) + self._shift_limit)
+        return Limits(n_most, task.request.n_predict, self._model.eog)
+
+    def _shift(self, task: GenerateTask) -> Shift | None:
+        request, n_ctx = task.request, self._n_ctx_slot
+        if not (self._shifts if request.shift is None else request.shift):
+            return None
+        kept = n_kept(request.n_keep, len(task.prompt), n_ctx, adds_bos=self._model.facts.adds_bos)
+        n_gone = n_shifted(n_ctx, kept, n_ctx, request.n_discard)
+        if not self._cells.can_shift:  # all that is left is computed again each time, so that should be seldom
+            n_gone = max(n_gone, n_shifted(n_ctx, kept, n_ctx))
+        return Shift(n_ctx, kept, n_gone)
 
     def _transcript(self, task: GenerateTask) -> Transcript:
         """As it stands after what an earlier attempt produced."""

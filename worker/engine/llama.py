@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker.engine.config import EngineConfig, Pooling
+from worker.grammar.lexicon import Lexicon, lexicon
 
 log = logging.getLogger(__name__)
 
@@ -174,11 +175,14 @@ class Model:
             token for token in range(self.facts.n_vocab) if llama_cpp.llama_vocab_is_eog(self._vocab, token)
         )
         """Every token that ends a generation: EOS, end of turn and their kin."""
-        self.control_texts = frozenset(
-            text
+        self.control = frozenset(
+            token
             for token in range(self.facts.n_vocab)
             if llama_cpp.llama_vocab_get_attr(self._vocab, token) & _PARSED_AS_SPECIAL
-            if (text := self.token_bytes(token, special=True).decode("utf-8", "replace"))
+        )
+        """Tokens that are not text."""
+        self.control_texts = frozenset(
+            text for token in self.control if (text := self.token_bytes(token, special=True).decode("utf-8", "replace"))
         )
         """What a text must not contain if its author is not to write control tokens into a prompt."""
         self.longest_token = max(len(self.token_bytes(token, special=True)) for token in range(self.facts.n_vocab))
@@ -245,6 +249,12 @@ class Model:
             if n >= 0:
                 return text.raw[:n].decode("utf-8", "replace")
             room = -n
+
+    def lexicon(self) -> Lexicon:
+        """The vocabulary to match grammars over; the same one when the model is loaded again."""
+        return lexicon(
+            tuple(self.token_bytes(token, special=True) for token in range(self.facts.n_vocab)), self.control, self.eog
+        )
 
     def has_tokens(self, tokens: Sequence[int]) -> bool:
         """Whether all ids are in the vocabulary."""
@@ -467,6 +477,8 @@ class Context:
     def warm_up(self) -> None:
         """Touch the weights once, so that the first request does not wait for the disk. Leaves the cache empty.
         LoadFailed when what comes of it is of no use."""
+        if not self.can_generate:
+            return
         outcome = self.decode([Piece(0, 0, np.zeros(1, dtype=np.int32), True)])
         if not isinstance(outcome, Decoded):
             raise LoadFailed(f"the model cannot compute: {getattr(outcome, 'reason', 'there is no room for a token')}")
@@ -530,6 +542,24 @@ class Context:
     def share(self, source: int, target: int, start: int, end: int) -> None:
         """Let `target` have positions [start, end) of `source` too. Costs no cells."""
         llama_cpp.llama_memory_seq_cp(self._memory, self._checked(source), self._checked(target), start, end)
+
+    @property
+    def can_generate(self) -> bool:
+        """Without a cache there is nothing to go on from; and what has an encoder wants more than a prompt."""
+        return bool(self._memory) and not llama_cpp.llama_model_has_encoder(self._model.pointer)
+
+    @property
+    def can_shift(self) -> bool:
+        """Whether tokens can be moved to other positions; llama.cpp ends the process where they cannot. A sliding
+        window would be moved to tokens that it has lost, and a state knows no positions."""
+        return self._model.facts.can_rewind and bool(llama_cpp.llama_memory_can_shift(self._memory))
+
+    def shift(self, seq_id: int, start: int, end: int) -> None:
+        """Drop positions [start, end) and move up what is behind, for all sequences that have it."""
+        assert self.can_shift
+        assert 0 <= start < end
+        llama_cpp.llama_memory_seq_rm(self._memory, self._checked(seq_id), start, end)
+        llama_cpp.llama_memory_seq_add(self._memory, seq_id, end, -1, start - end)
 
     def length(self, seq_id: int) -> int:
         """Positions that a sequence has in the cache."""

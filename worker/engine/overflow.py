@@ -5,6 +5,8 @@ Pure: numbers and ids. The rules are those of llama.cpp's server of May 2024 and
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from shared.jobs import Truncation
 
 LEAST_LEFT = 4
@@ -41,3 +43,27 @@ def truncated(tokens: tuple[int, ...], n_ctx: int, n_keep: int, rule: Truncation
     block = max((n_ctx - kept) // 2, 1)
     n_blocks = (len(tokens) - kept - block) // block
     return tokens[:kept] + tokens[kept + n_blocks * block :]
+
+
+class Shift(NamedTuple):
+    """What a sequence loses whenever its context is full, that is when all `n_ctx` tokens are in the cache and one
+    more is known. The same each time, so that what is left is a function of all its tokens."""
+
+    n_ctx: int
+    n_kept: int
+    n_gone: int
+    """Behind the kept ones."""
+
+    def n_left(self, n_tokens: int) -> int:
+        """Of so many tokens since the beginning, those that are known."""
+        n_over = n_tokens - (self.n_ctx + 1)
+        return n_tokens - max(-(-n_over // self.n_gone), 0) * self.n_gone
+
+    def has_happened(self, n_tokens: int) -> bool:
+        """Whether so many tokens since the beginning took a shift."""
+        return n_tokens > self.n_ctx + 1
+
+    def left(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """Of all tokens since the beginning, those that are known."""
+        n_left = self.n_left(len(tokens))
+        return tokens[: self.n_kept] + tokens[len(tokens) - n_left + self.n_kept :]

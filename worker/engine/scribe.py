@@ -18,6 +18,7 @@ from typing import NamedTuple, Self
 
 from shared.events import Answer, Failure, Progress, StopType, Timings, Tokens, Vector
 from worker.engine.logprobs import TokenBytes, logprob_of
+from worker.engine.overflow import Shift
 from worker.engine.sampling import Choice
 from worker.engine.sequence import Completed, Discarded, Ending, Failed
 from worker.engine.sequence import Sequence as Generating
@@ -173,8 +174,15 @@ class Scribe:
                 pass
 
     def _answer(self, sequence: Generating, ending: Completed, at: float) -> Answer:
-        timings = _timings(sequence, at)
-        return answer(sequence.task, sequence.transcript, ending, timings, self._detokenize, id_slot=sequence.slot)
+        return answer(
+            sequence.task,
+            sequence.transcript,
+            ending,
+            _timings(sequence, at),
+            self._detokenize,
+            shift=sequence.shift,
+            id_slot=sequence.slot,
+        )
 
 
 def _timings(sequence: Generating, at: float) -> Timings:
@@ -204,9 +212,11 @@ def answer(
     timings: Timings,
     detokenize: Detokenize,
     *,
+    shift: Shift | None,
     id_slot: int = -1,
 ) -> Answer:
     """All that a sequence said."""
+    has_shifted = shift is not None and shift.has_happened(len(task.prompt) + len(transcript.ids))
     return Answer(
         index=task.key.index,
         text=transcript.text,
@@ -215,7 +225,7 @@ def answer(
         prompt_tokens=len(task.prompt),
         stop_type=ending.stop_type,
         stopping_word=transcript.stopping_word,
-        truncated=ending.is_truncated or task.is_truncated,
+        truncated=ending.is_truncated or task.is_truncated or has_shifted,
         has_new_line=transcript.has_new_line,
         id_slot=id_slot,
         seed=task.seed,

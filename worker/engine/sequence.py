@@ -13,6 +13,7 @@ from shared.errors import SlotstreamError
 from shared.events import StopType
 from shared.jobs import Lane
 from worker.engine.cells import Resident
+from worker.engine.overflow import Shift
 from worker.engine.sampling import Sampler
 from worker.engine.task import GenerateTask
 from worker.engine.transcript import Transcript
@@ -46,9 +47,9 @@ Ending = Completed | Failed | Discarded
 
 
 class Limits(NamedTuple):
-    """What ends a sequence by itself. `n_ctx` counts prompt and chosen tokens, `n_predict` is -1 for no limit."""
+    """What ends a sequence by itself. `n_most` counts prompt and chosen tokens, `n_predict` is -1 for no limit."""
 
-    n_ctx: int
+    n_most: int
     n_predict: int
     eog: frozenset[int]
 
@@ -58,7 +59,7 @@ class Limits(NamedTuple):
             return Completed(StopType.EOS)
         if 0 <= self.n_predict <= n_decoded:
             return Completed(StopType.LIMIT)
-        if n_tokens >= self.n_ctx:
+        if n_tokens >= self.n_most:
             return Completed(StopType.LIMIT, is_truncated=True)
         return None
 
@@ -78,7 +79,8 @@ class Clock:
 class Sequence:
     """Written by the decode thread alone, but for `transcript`, which is the scribe's.
 
-    Invariant: `resident.tokens` begins with the prompt and goes on with every token that was chosen.
+    Invariant: `resident.tokens` begins with the prompt and goes on with every token that was chosen; less what its
+    shifts have taken.
     """
 
     task: GenerateTask
@@ -103,6 +105,10 @@ class Sequence:
     """When it got the slot that it has."""
     guarded_until: float = 0.0
     """Until then it keeps its slot, whoever waits."""
+    shift: Shift | None = None
+    """What goes when the context is full; None: it ends there."""
+    n_chosen: int = 0
+    """Tokens chosen in this attempt."""
 
     @property
     def n_prompt(self) -> int:
@@ -111,11 +117,16 @@ class Sequence:
     @property
     def n_decoded(self) -> int:
         """Tokens chosen, those of an earlier attempt included."""
-        return self.resident.n_tokens - self.n_prompt
+        return len(self.task.produced) + self.n_chosen
 
     @property
     def n_prompt_cached(self) -> int:
-        return min(self.resident.n_cached, self.n_prompt)
+        return min(self.resident.n_cached, self.n_prompt) if self.resident.n_pending else self.n_prompt
+
+    @property
+    def is_full(self) -> bool:
+        """Its next token has no room in its context until some are dropped."""
+        return self.has_slot and self.shift is not None and self.resident.n_tokens > self.shift.n_ctx
 
     @property
     def n_remain(self) -> int:
@@ -168,7 +179,8 @@ class Sequence:
     def served(self, now: float) -> None:
         """More of its known tokens are in the cache."""
         self.served_at = now
-        self.n_reused = min(self.resident.n_reused, self.n_prompt)
+        if self.phase is Phase.PREFILL:
+            self.n_reused = min(self.resident.n_reused, self.n_prompt)
 
     def choose(self, token: int, now: float) -> None:
         """The next token was chosen; the first one ends the prefill."""
@@ -176,8 +188,9 @@ class Sequence:
         if self.phase is Phase.PREFILL:
             self.phase, self.clock.prompted = Phase.DECODE, now
         self.resident.append(token)
+        self.n_chosen += 1
         self.sampler.accept(token)
-        ending = self.limits.ending(token, self.n_decoded, self.resident.n_tokens)
+        ending = self.limits.ending(token, self.n_decoded, self.n_prompt + self.n_decoded)
         if ending is not None:
             self.end(ending)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.models import write_byte_model, write_recurrent_model
+from tests.models import write_byte_model, write_encoder_model, write_recurrent_model, write_sliding_model
 
 
 @pytest.fixture(scope="session")
@@ -19,3 +19,15 @@ def byte_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def recurrent_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same tokens, and one state for a whole sequence."""
     return write_recurrent_model(tmp_path_factory.mktemp("models") / "recurrent.gguf")
+
+
+@pytest.fixture(scope="session")
+def sliding_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same tokens, and a window in every other layer, of 16 tokens."""
+    return write_sliding_model(tmp_path_factory.mktemp("models") / "sliding.gguf")
+
+
+@pytest.fixture(scope="session")
+def encoder_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same tokens, and nothing to generate with."""
+    return write_encoder_model(tmp_path_factory.mktemp("models") / "encoder.gguf")

@@ -34,6 +34,7 @@ def task(job_id: str, prompt: Sequence[int], *, n_predict: int = 16, **more: Any
         stop=more.pop("stop", ()),
         sampling=more.pop("sampling", GREEDY),
         cache_prompt=more.pop("cache_prompt", True),
+        **{name: more.pop(name) for name in ("shift", "n_keep", "n_discard") if name in more},
     )
     return GenerateTask(SequenceKey(job_id, 0), tuple(prompt), request, **({"seed": 1, "deadline": None} | more))
 

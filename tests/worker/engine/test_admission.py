@@ -45,9 +45,10 @@ class Stage:
         sequence = self.sequence(name)
         for token in range(n_tokens):
             sequence.resident.append(token)
-        self.cells.computed(sequence.resident, sequence.resident.n_pending)
+        resident = sequence.resident
+        self.cache.compute(sequence.slot, resident.tokens[resident.n_cached : resident.n_tokens].tolist())
+        self.cells.computed(resident, resident.n_pending)
         sequence.served(time.monotonic())
-        self.cache.lengths[sequence.slot] = sequence.resident.n_cached
 
     def end(self, *names: str) -> int:
         for name in names:

@@ -13,9 +13,11 @@ N_CELLS = 400
 class Slots:
     """Cells over a scripted cache, with sequences that are computed at once."""
 
-    def __init__(self, n_slots: int = 3, n_shelves: int = 0, *, can_rewind: bool = True) -> None:
+    def __init__(
+        self, n_slots: int = 3, n_shelves: int = 0, *, can_rewind: bool = True, can_shift: bool = True
+    ) -> None:
         self.cache = ScriptedCache(can_rewind, n_slots + n_shelves)
-        self.cells = Cells(self.cache, n_slots, n_shelves, n_cells=N_CELLS, can_rewind=can_rewind)
+        self.cells = Cells(self.cache, n_slots, n_shelves, n_cells=N_CELLS, can_rewind=can_rewind, can_shift=can_shift)
 
     def place(self, tokens: Sequence[int], *, may_reuse: bool = True, is_patient: bool = False) -> Resident:
         resident = self.cells.place(buffer(tokens), len(tokens), may_reuse=may_reuse, is_patient=is_patient)
@@ -28,8 +30,19 @@ class Slots:
         return resident
 
     def compute(self, resident: Resident, n_tokens: int | None = None) -> None:
+        before = resident.n_cached
         self.cells.computed(resident, resident.n_pending if n_tokens is None else n_tokens)
-        self.cache.lengths[resident.slot] = resident.n_cached
+        self.cache.compute(resident.slot, resident.tokens[before : resident.n_cached].tolist())
+
+    def check(self) -> None:
+        """The books are what the cache has."""
+        for resident in (*self.cells.residents, *self.cells.shelved):
+            in_cache = self.cache.cells.get(resident.slot, [])
+            assert [cell.token for cell in in_cache] == resident.tokens[: resident.n_cached].tolist()
+            for at, cell in enumerate(in_cache[: resident.n_pure]):
+                assert cell.behind == tuple(resident.tokens[:at].tolist())
+            assert self.cells._account.length(resident.slot) == resident.n_cached
+            assert resident.n_reused <= resident.n_cached or not resident.is_busy
 
     def is_following(self, resident: Resident) -> bool:
         return resident.leader is not None
@@ -217,16 +230,58 @@ def test_cells_are_made_private_by_taking_them_from_the_idle_and_never_from_the_
     assert slots.cells.n_free == N_CELLS - 62
 
 
-def test_what_is_cut_is_pending_again_and_the_cells_behind_a_gap_move_up() -> None:
+def test_what_is_cut_is_pending_again() -> None:
     slots = Slots()
     resident = slots.place(A)
     slots.compute(resident)
-    slots.cells.close_gap(resident, 10, 30)
+    slots.cells.cut(resident, 15)
+    assert (resident.n_pending, slots.cells.n_free) == (45, N_CELLS - 15)
+
+
+def test_a_shift_closes_the_gap_and_lends_no_more_than_what_is_before_it() -> None:
+    slots = Slots()
+    resident = slots.place(A)
+    slots.compute(resident)
+    slots.cells.shift(resident, 10, 20)
     assert resident.tokens[: resident.n_tokens].tolist() == A[:10] + A[30:]
     assert (resident.n_cached, slots.cells.n_free) == (40, N_CELLS - 40)
-    slots.cache.lengths[resident.slot] = 40
-    slots.cells.cut(resident, 15)
-    assert (resident.n_pending, slots.cells.n_free) == (25, N_CELLS - 15)
+    assert slots.cache.shifted == [(resident.slot, 10, 30)]
+    assert slots.place([*A[:10], *A[30:], 7]).n_reused == 10
+
+
+def test_a_shift_among_cells_that_a_busy_one_has_drops_them_and_moves_nothing() -> None:
+    slots = Slots()
+    first = slots.place(A)
+    slots.compute(first)
+    second = slots.place([*A, 7])
+    slots.compute(second)
+    slots.cells.shift(second, 10, 20)
+    assert slots.cache.shifted == []
+    assert (second.n_cached, second.n_tokens, first.n_cached) == (10, 41, 60)
+    slots.compute(second)
+    slots.cells.release(first)
+    assert slots.place([*A[:10], *A[30:], 7, 8]).n_reused == 41
+
+
+def test_a_parked_sequence_shifts_without_its_old_slot() -> None:
+    slots = Slots(2, 1)
+    resident = slots.place([*A, 7])
+    slots.compute(resident, 60)
+    again = slots.unshelve(slots.cells.shelve(resident))
+    assert again is not resident
+    slots.cells.shift(again, 0, 30)
+    assert slots.cache.shifted == [(again.slot, 0, 30)]
+    assert resident.tokens[: resident.n_cached].tolist() == A[:30]
+
+
+@pytest.mark.parametrize("kind", ["rewind", "shift"])
+def test_where_cells_cannot_be_moved_what_is_left_is_computed_again(kind: str) -> None:
+    slots = Slots(can_rewind=kind != "rewind", can_shift=False)
+    resident = slots.place(A)
+    slots.compute(resident)
+    slots.cells.shift(resident, 10, 20)
+    assert slots.cache.shifted == []
+    assert (resident.n_cached, resident.n_tokens) == (0 if kind == "rewind" else 10, 40)
 
 
 @settings(deadline=None)
@@ -236,7 +291,9 @@ def test_residents_are_always_what_the_cache_has(data: st.DataObject) -> None:
     busy: list[Resident] = []
     shelved: list[Resident] = []
     for _ in range(data.draw(st.integers(1, 25))):
-        match data.draw(st.sampled_from(["place", "compute", "release", "drop", "shelve", "unshelve", "clear"])):
+        match data.draw(
+            st.sampled_from(["place", "compute", "release", "drop", "shelve", "unshelve", "clear", "shift"])
+        ):
             case "place" if slots.cells.n_idle:
                 n = data.draw(st.integers(1, len(A)))
                 tokens = [*A[:n], *data.draw(st.lists(st.integers(0, 3), max_size=4))]
@@ -261,7 +318,8 @@ def test_residents_are_always_what_the_cache_has(data: st.DataObject) -> None:
                 assert busy[-1].n_pending >= 1
             case "clear" if shelved:
                 slots.cells.clear(shelved.pop())
-        for resident in (*slots.cells.residents, *slots.cells.shelved):
-            assert slots.cache.lengths.get(resident.slot, 0) == resident.n_cached
-            assert slots.cells._account.length(resident.slot) == resident.n_cached
-            assert resident.n_reused <= resident.n_cached or not resident.is_busy
+            case "shift" if full := [resident for resident in busy if resident.n_pending == 1 and resident.n_cached]:
+                n_kept = data.draw(st.integers(0, full[0].n_cached - 1))
+                slots.cells.shift(full[0], n_kept, data.draw(st.integers(1, full[0].n_cached - n_kept)))
+                assert full[0].n_pending >= 1
+        slots.check()

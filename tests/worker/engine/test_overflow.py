@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from shared.jobs import Truncation
-from worker.engine.overflow import n_kept, n_shifted, truncated
+from worker.engine.overflow import Shift, n_kept, n_shifted, truncated
 
 
 def numbers(n: int) -> tuple[int, ...]:
@@ -90,3 +90,20 @@ def test_a_token_can_always_go() -> None:
     assert n_kept(0, 100, 8, adds_bos=True) == 1
     assert n_kept(5, 100, 8, adds_bos=False) == 5
     assert n_kept(10**9, 3, 8, adds_bos=False) == 7
+
+
+@pytest.mark.parametrize("n_gone", [1, 3, 8])
+@pytest.mark.parametrize("kept", [0, 2])
+def test_what_is_left_of_all_tokens_is_what_shifting_one_by_one_leaves(kept: int, n_gone: int) -> None:
+    n_ctx = 10
+    shift = Shift(n_ctx, kept, n_gone)
+    known: list[int] = []
+    n_shifts = 0
+    for token in range(60):
+        if len(known) == n_ctx + 1:
+            del known[kept : kept + n_gone]
+            n_shifts += 1
+        known.append(token)
+        assert shift.left(numbers(token + 1)) == tuple(known)
+        assert shift.n_left(token + 1) == len(known)
+        assert shift.has_happened(token + 1) == (n_shifts > 0)
