@@ -13,6 +13,7 @@ from shared.errors import InvalidRequest, NotSupported, PromptTooLong, Slotstrea
 from shared.events import Answer, StopType, Timings
 from shared.jobs import Lane
 from worker.engine.cells import Cells, Ids
+from worker.engine.constraint import Masks, Matcher
 from worker.engine.llama import Model
 from worker.engine.overflow import Shift, n_kept, n_shifted
 from worker.engine.sampling import Sampler, Setting
@@ -33,6 +34,7 @@ class Launcher:
         model: Model,
         cells: Cells,
         n_ctx_slot: int,
+        masks: Masks,
         *,
         can_generate: bool = True,
         shifts: bool = False,
@@ -42,6 +44,7 @@ class Launcher:
         choose, 0 for ten contexts."""
         self._model = model
         self._cells = cells
+        self._masks = masks
         self._n_ctx_slot = n_ctx_slot
         self._can_generate = can_generate
         self._shifts = shifts
@@ -88,12 +91,13 @@ class Launcher:
         resident = self._cells.place(
             tokens, len(known), may_reuse=task.request.cache_prompt, is_patient=task.lane is Lane.BULK
         )
+        matcher = Matcher(task.grammar, self._masks) if task.grammar is not None else None
         transcript = self._transcript(task)
         now = time.monotonic()
         return Sequence(
             task,
             resident,
-            Sampler.of(task, self._setting),
+            Sampler.of(task, self._setting, matcher),
             transcript,
             self._limits(task),
             Clock(queue_ms=task.queue_ms + (now - since) * 1e3, started=now),
