@@ -62,6 +62,7 @@ ROUTES: list[BaseRoute] = [
     Route("/slots", status.slots, methods=["GET"]),
     Route("/completion", llamacpp.completion, methods=["POST"]),
     Route("/completions", llamacpp.completion, methods=["POST"]),
+    Route("/infill", llamacpp.infill, methods=["POST"]),
     Route("/tokenize", llamacpp.tokenize, methods=["POST"]),
     Route("/detokenize", llamacpp.detokenize, methods=["POST"]),
     Route("/apply-template", llamacpp.apply_template, methods=["POST"]),

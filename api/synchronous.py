@@ -32,7 +32,7 @@ async def answer(request: Request, read: Callable[[dict[str, Any]], Ask]) -> ASG
             deadline_s=context.settings.deadline_s,
             endpoint=request.url.path,
         )
-        for wanted in ask.requests
+        for wanted in ask.split()
     ]
     origin = Origin(jobs[0].id, model, int(time.time()))
     return JobResponse(context, jobs, ask.shape(origin), is_stream=ask.is_stream)

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from shared.bus import Claimed
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, NotSupported
 from shared.events import Accepted, Text, TokenIds
 from shared.jobs import (
     ApplyTemplate,
     Chat,
     Completion,
+    Constraint,
     Detokenize,
     Embedding,
     Generation,
@@ -28,7 +29,7 @@ from shared.jobs import (
     Tokenize,
 )
 from worker.chat import ChatTemplate
-from worker.engine import EmbedTask, GenerateTask, Model, SequenceKey
+from worker.engine import EmbedTask, GenerateTask, Grammar, Grammars, Model, SequenceKey
 from worker.past import Past
 from worker.prompting import Prompter
 from worker.rules import Rules, SystemPrompt
@@ -57,8 +58,10 @@ class Intake:
 class Registrar:
     """Turns claimed jobs into tasks for one model. Thread-safe: the model and the template are only read."""
 
-    def __init__(self, model: Model, rules: Rules) -> None:
+    def __init__(self, model: Model, rules: Rules, grammars: Grammars | None = None) -> None:
+        """Without `grammars` a constraint is refused."""
         self._model = model
+        self._grammars = grammars
         self._rules = rules
         facts = model.facts
         self._template = ChatTemplate(facts.chat_template, bos_token=facts.bos_token, eos_token=facts.eos_token)
@@ -111,6 +114,7 @@ class Registrar:
         sampling = request.sampling
         biases, breakers = self._vocabulary.biases(sampling), self._vocabulary.breakers(sampling)
         penalized = self._penalized(sampling.penalty_prompt)
+        grammar = self._grammar(request.constraint)
         queue_ms, deadline = max(0.0, claimed.now - claimed.enqueued_at) * 1e3, _deadline(claimed)
         tasks = []
         for index in range(request.n_sequences):
@@ -127,12 +131,20 @@ class Registrar:
                 biases=biases,
                 penalized=penalized,
                 breakers=breakers,
+                grammar=grammar,
                 is_truncated=prompt.is_truncated,
                 queue_ms=queue_ms,
                 deadline=deadline,
             )
             tasks.append(task)
         return Intake(self._accepted(sum(len(prompt.tokens) for prompt in prompts)), tuple(tasks))
+
+    def _grammar(self, constraint: Constraint | None) -> Grammar | None:
+        if constraint is None:
+            return None
+        if self._grammars is None:
+            raise NotSupported("This worker's model takes no constraint", param=constraint.name)
+        return self._grammars.compile(constraint)
 
     def _penalized(self, prompt: Prompt | None) -> tuple[int, ...] | None:
         """As much of it as penalties can look back on."""

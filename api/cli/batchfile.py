@@ -310,4 +310,13 @@ def _tokens(body: dict[str, Any]) -> tuple[int, int]:
     usage = body.get("usage")
     if isinstance(usage, dict):
         return int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
-    return int(body.get("tokens_evaluated") or 0), int(body.get("tokens_predicted") or 0)
+    prompt_tokens = 0 if _is_another_choice(body) else int(body.get("tokens_evaluated") or 0)
+    return prompt_tokens, int(body.get("tokens_predicted") or 0)
+
+
+def _is_another_choice(body: dict[str, Any]) -> bool:
+    """Whether an answer's prompt is told by an answer before it."""
+    match body:
+        case {"index": int(index), "generation_settings": {"n_cmpl": int(n_choices)}} if n_choices > 0:
+            return index % n_choices > 0
+    return False

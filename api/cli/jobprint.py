@@ -113,6 +113,8 @@ class TextPrinter(_Remarks):
         if not self._console.is_terminal:
             self._console.width = WIDE
         self._is_at_start_of_line = True
+        self._others: dict[int, list[str]] = {}
+        """What the answers but the first have said, by index: it would mingle with what that says."""
 
     def list(self, jobs: Sequence[JobView]) -> None:
         if not jobs:
@@ -146,12 +148,19 @@ class TextPrinter(_Remarks):
             print(f"{job.id} is {job.status} and ends as soon as its worker hears of it")
 
     def event(self, event: Event) -> None:
-        if event.name == "token":
-            self._answer(json.loads(event.data)["text"])
+        if event.name != "token":
+            return
+        token = json.loads(event.data)
+        if index := token.get("index", 0):
+            self._others.setdefault(index, []).append(token["text"])
+        else:
+            self._answer(token["text"])
 
     def ended(self, job: JobView) -> None:
-        if not self._is_at_start_of_line:
-            self._answer("\n")
+        self._end_line()
+        for _, texts in sorted(self._others.items()):
+            self._answer(f"\n{''.join(texts)}")
+            self._end_line()
         self._remark(f"{job.id} {job.status}: {summary(job)}")
 
     def submitted(self, job: JobView, *, is_awaited: bool) -> None:
@@ -176,6 +185,10 @@ class TextPrinter(_Remarks):
             print(line.rstrip())
         sys.stdout.flush()
 
+    def _end_line(self) -> None:
+        if not self._is_at_start_of_line:
+            self._answer("\n")
+
     def _answer(self, text: str) -> None:
         """Raw into files and pipes, harmless on a terminal."""
         if text:
@@ -198,15 +211,18 @@ def summary(job: JobView) -> str:
 
 
 def answer_text(result: Any) -> str:
-    """The words of an answer of any family; for what has none, its JSON."""
-    match result:
-        case {"content": str(text)}:
+    """The words of an answer of any family, of several one below the other; for what has none, its JSON."""
+    answers = result["choices"] if isinstance(result, dict) and "choices" in result else result
+    texts = [_words(answer) for answer in (answers if isinstance(answers, list) else [answers])]
+    words = [text for text in texts if text is not None]
+    return "\n\n".join(words) if words and len(words) == len(texts) else json.dumps(result, ensure_ascii=False)
+
+
+def _words(answer: Any) -> str | None:
+    match answer:
+        case {"content": str(text)} | {"text": str(text)} | {"message": {"content": str(text)}}:
             return text
-        case {"choices": [{"message": {"content": str(text)}}]}:
-            return text
-        case {"choices": [{"text": str(text)}]}:
-            return text
-    return json.dumps(result, ensure_ascii=False)
+    return None
 
 
 def printable(text: str) -> str:

@@ -20,7 +20,16 @@ from api.context import Context, context_of, json_response, tenant_of
 from api.problems import body_of
 from api.relay import Departure, Stream
 from api.schemas.ask import Heard
-from api.schemas.jobs import ENDPOINTS, EventsFields, JobFields, ListFields, event_number, job_json, list_json
+from api.schemas.jobs import (
+    ENDPOINTS,
+    EventsFields,
+    JobFields,
+    ListFields,
+    event_number,
+    job_json,
+    list_json,
+    token_json,
+)
 from api.schemas.strict import bad_field, read
 from shared.bus import Reader
 from shared.errors import InvalidRequest, NotSupported, SlotstreamError, UnknownJob, UnknownModel
@@ -117,8 +126,8 @@ class JobEvents:
 
     def say(self, heard: Heard) -> bytes:
         match heard:
-            case Heard(number=int(number), event=Tokens(text=text, index=index)):
-                return sse.event(number, "token", {"text": text, "index": index})
+            case Heard(number=int(number), event=Tokens() as tokens):
+                return sse.event(number, "token", token_json(tokens))
             case Heard(number=int(number), event=Finished(status=status)):
                 name = "done" if status == "succeeded" else "error"
                 return sse.event(number, name, job_json(self._record))
@@ -150,12 +159,10 @@ async def _job(context: Context, tenant: str, fields: JobFields, key: str | None
         raise _inside_body(error) from None
     if ask.is_stream:
         raise bad_field("body.stream", "a job is streamed by its events")
-    if len(ask.requests) > 1:
-        raise bad_field("body.prompt", "a job has one prompt")
     return Job(
         id=context.bus.queue.new_job_id(key, tenant),
         model=model,
-        request=ask.requests[0],
+        request=ask.request,
         lane=fields.priority or ask.lane or Lane.BULK,
         tenant=tenant,
         deadline_s=fields.deadline_s or context.settings.job_deadline_s,

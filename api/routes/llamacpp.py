@@ -13,6 +13,10 @@ async def completion(request: Request) -> ASGIApp:
     return await answer(request, llamacpp.completion)
 
 
+async def infill(request: Request) -> ASGIApp:
+    return await answer(request, llamacpp.infill)
+
+
 async def tokenize(request: Request) -> ASGIApp:
     return await answer(request, vocabulary.tokenize)
 

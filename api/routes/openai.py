@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from api.schemas import embeddings as vectors
 from api.schemas import openai
 from api.synchronous import answer
 
@@ -18,4 +19,4 @@ async def completions(request: Request) -> ASGIApp:
 
 
 async def embeddings(request: Request) -> ASGIApp:
-    return await answer(request, openai.embeddings)
+    return await answer(request, vectors.embeddings)

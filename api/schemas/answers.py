@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from importlib.metadata import version
 from typing import Any
 
@@ -12,14 +12,9 @@ from shared.events import Answer, Finished, StopType, Timings, Vector
 FINGERPRINT = "b" + version("slotstream")
 
 
-def answers_of(endings: Sequence[Finished]) -> list[Answer]:
-    """All answers in order, those of one job by index."""
-    return [
-        part
-        for ending in endings
-        for part in sorted(ending.parts, key=lambda part: part.index)
-        if isinstance(part, Answer)
-    ]
+def answers_of(ending: Finished) -> list[Answer]:
+    """The answers of one job by index."""
+    return sorted((part for part in ending.parts if isinstance(part, Answer)), key=lambda answer: answer.index)
 
 
 def vectors_of(ending: Finished) -> list[Vector]:
@@ -61,12 +56,14 @@ def timings_json(timings: Timings) -> dict[str, Any]:
     }
 
 
-def usage_json(answers: Iterable[Answer]) -> dict[str, Any]:
+def usage_json(answers: Iterable[Answer], n_choices: int) -> dict[str, Any]:
+    """Of all choices of all prompts. A prompt counts once, however many choices it has."""
     prompt_tokens = completion_tokens = cached_tokens = 0
     for answer in answers:
-        prompt_tokens += answer.prompt_tokens
         completion_tokens += answer.timings.predicted_n
-        cached_tokens += answer.timings.cache_n
+        if answer.index % n_choices == 0:
+            prompt_tokens += answer.prompt_tokens
+            cached_tokens += answer.timings.cache_n
     return {
         "completion_tokens": completion_tokens,
         "prompt_tokens": prompt_tokens,

@@ -1,7 +1,8 @@
 """What a client asked, whatever family it speaks, and how that family wants to be answered. Knows no HTTP.
 
-A family's file turns client JSON into an `Ask`; the relay makes jobs of its requests and tells its `Shape` what they
-say. One request may be several jobs (an array of prompts): `place` is a job's place among them.
+A family's file turns client JSON into an `Ask`; the relay makes jobs of it and tells its `Shape` what they say. An
+array of prompts is one job for who does not wait; for who does it is split into several, which spread over the workers:
+`place` is a job's place among them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from shared.events import Event, Finished
-from shared.jobs import Lane, Request
+from shared.jobs import Completion, Lane, Request
 
 
 class Heard(NamedTuple):
@@ -45,14 +46,21 @@ class Shape(Protocol):
         """The last event of a stream that cannot go on."""
 
     def body(self, endings: Sequence[Finished]) -> Any:
-        """The whole answer as JSON values, from successful endings in the order of the requests."""
+        """The whole answer as JSON values, from the successful endings of all jobs in their order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    requests: tuple[Request, ...]
+    request: Request
     shape: Callable[[Origin], Shape]
     model: str | None = None
     lane: Lane | None = None
     """None when the client does not say."""
     is_stream: bool = False
+
+    def split(self) -> tuple[Request, ...]:
+        """A request for each prompt, in their order."""
+        match self.request:
+            case Completion(prompts=prompts) if len(prompts) > 1:
+                return tuple(self.request.model_copy(update={"prompts": (prompt,)}) for prompt in prompts)
+        return (self.request,)

@@ -1,41 +1,28 @@
-"""The fields that every generating path shares, native and OpenAI alike: limits, sampling, stops, lanes.
+"""The fields that every generating path shares, native and OpenAI alike: limits, choices, stops, probabilities, lanes.
 
-Fields that others have and this build does not are in `LATER`: let through where they change nothing, else refused,
-since an answer that silently ignored them would not be what was asked for.
+Knows no prompt. How tokens are chosen is in `sampling`; what this build does not do is in `later`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, PlainValidator
+from pydantic import BeforeValidator, Field
 
-from api.schemas.prompts import MAX_TOKEN_ID
+from api.schemas.sampling import Limit, Natural, SamplingFields, Whole
 from api.schemas.strict import ClientFields, bad_field
-from shared.errors import NotSupported
-from shared.jobs import Lane, Sampling
+from shared.jobs import MAX_CHOICES, MAX_SEQUENCES, Lane, Truncation
 
-INT32_MAX = 2**31 - 1
-F32_MAX = 3.4028234663852886e38
 MAX_STOPS = 256
 MAX_STOP_LENGTH = 1024
-MAX_BIASES = 65_536
-"""Limits of what every token of every neighbour would wait for: far above what is asked for in good faith."""
-PENALTY_MAX = 1e6
-"""Beyond any logit, and far from where 32-bit floats overflow."""
 
-DEFAULT_SAMPLERS = [
-    "penalties",
-    "dry",
-    "top_n_sigma",
-    "top_k",
-    "typ_p",
-    "top_p",
-    "min_p",
-    "xtc",
-    "temperature",
-]
+MAX_ALTERNATIVES = 1_000_000
+"""Alternatives of all tokens of one answer. Each takes about 130 bytes of the queue's memory, in the log and the
+result."""
+FREE_ALTERNATIVES = 20
+"""As many as any client of OpenAI may ask for."""
+TYPICAL_LIMIT = 8192
+"""Tokens that an answer without a limit is taken to have at most."""
 
 
 def _stops(value: Any) -> Any:
@@ -49,53 +36,26 @@ def _stops(value: Any) -> Any:
     return [stop for stop in stops if stop]
 
 
-def _seed(value: Any) -> Any:
-    return None if value == -1 and not isinstance(value, bool) else value
+def _truncation(value: Any) -> Truncation | None:
+    """llama.cpp's server of 2024 cut in blocks, so that is what `true` means."""
+    match value:
+        case True:
+            return Truncation.BLOCKS
+        case False:
+            return None
+        case "blocks" | "tail":
+            return Truncation(value)
+    raise ValueError("must be true, false, 'blocks' or 'tail'")
 
 
-def _biases(value: Any) -> list[tuple[int, float | None]]:
-    if isinstance(value, dict | list) and len(value) > MAX_BIASES:
-        raise ValueError(f"at most {MAX_BIASES} tokens are taken")
-    if isinstance(value, dict):
-        return [_bias(key, bias) for key, bias in value.items()]
-    if not isinstance(value, list):
-        raise ValueError("must be an object or a list of pairs")  # noqa: TRY004
-    pairs = []
-    for pair in value:
-        if not isinstance(pair, list) or len(pair) != 2:
-            raise ValueError("must be a list of pairs of a token and a bias")
-        pairs.append(_bias(*pair))
-    return pairs
-
-
-def _bias(token: Any, bias: Any) -> tuple[int, float | None]:
-    if isinstance(token, str):
-        if not (token.isascii() and token.isdecimal()):
-            raise NotSupported("Field 'logit_bias': text as a key is not supported", param="logit_bias")
-        token = int(token)
-    if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token <= MAX_TOKEN_ID:
-        raise ValueError(f"{token!r} is not a token id")
-    if bias is False:
-        return token, None
-    if not isinstance(bias, int | float) or isinstance(bias, bool) or abs(bias) > F32_MAX:
-        raise ValueError("a bias must be a number or false")
-    return token, float(bias)
-
-
-Float32 = Annotated[float, Field(ge=-F32_MAX, le=F32_MAX)]
-Limit = Annotated[int, Field(ge=-1, le=INT32_MAX)]
-Stops = Annotated[list[str], BeforeValidator(_stops)]
-Seed = Annotated[Annotated[int, Field(ge=0, le=0xFFFFFFFF)] | None, BeforeValidator(_seed)]
-Biases = Annotated[list[tuple[int, float | None]], PlainValidator(_biases)]
+Choices = Annotated[int, Field(ge=1, le=MAX_CHOICES)]
 
 
 class StreamOptions(ClientFields):
     include_usage: bool = False
 
 
-class GenerationFields(ClientFields):
-    """As llama.cpp: hard limits are refused, `top_k`, `top_p`, `min_p`, `typical_p` and `temperature` are clamped."""
-
+class GenerationFields(SamplingFields):
     model: str | None = None
     priority: Lane | None = Field(None, strict=False)
     service_tier: str | None = None
@@ -104,128 +64,68 @@ class GenerationFields(ClientFields):
     n_predict: Limit | None = None
     max_tokens: Limit | None = None
     max_completion_tokens: Limit | None = None
-    n: int = Field(1, ge=1, le=INT32_MAX)
-    n_cmpl: int = Field(1, ge=1, le=INT32_MAX)
-    stop: Stops = []
+    n_cmpl: Choices | None = None
+    n: Choices | None = None
+    stop: Annotated[list[str], BeforeValidator(_stops)] = []
     cache_prompt: bool = True
     n_keep: Limit = 0
-    n_discard: int = Field(0, ge=0, le=INT32_MAX)
-
-    seed: Seed = None
-    temperature: Float32 = 0.8
-    top_k: int = Field(40, ge=-INT32_MAX, le=INT32_MAX)
-    top_p: Float32 = 0.95
-    min_p: Float32 = 0.05
-    typical_p: Float32 = 1.0
-    min_keep: int = Field(0, ge=0, le=INT32_MAX)
-    repeat_last_n: Limit = 64
-    repeat_penalty: float = Field(1.0, gt=0, le=F32_MAX)
-    presence_penalty: float = Field(0.0, ge=-PENALTY_MAX, le=PENALTY_MAX)
-    frequency_penalty: float = Field(0.0, ge=-PENALTY_MAX, le=PENALTY_MAX)
-    ignore_eos: bool = False
-    logit_bias: Biases = []
+    n_discard: Natural = 0
+    truncate: Annotated[Truncation | None, BeforeValidator(_truncation)] = None
+    shift: bool | None = None
+    t_max_predict_ms: Limit = -1
+    n_indent: Natural = 0
+    n_probs: Whole = 0
+    post_sampling_probs: bool = False
+    timings_per_token: bool = False
+    n_cache_reuse: Natural = 0
+    sse_ping_interval: Limit = -1
+    """Checked only, like `n_cache_reuse`: what they tune, this build does by itself."""
 
     @property
     def lane(self) -> Lane | None:
         """`priority` counts before OpenAI's word for the same."""
         return self.priority or (Lane.BULK if self.service_tier == "flex" else None)
 
+    @property
+    def n_choices(self) -> int:
+        """For each prompt, from the first of the two names that is given."""
+        return self.n_cmpl or self.n or 1
+
+    @property
+    def alternatives(self) -> int | None:
+        """How many are told with each token; None when not even the token's own probability is asked for."""
+        return self.n_probs if self.n_probs > 0 else None
+
     def limit(self) -> int:
         """Tokens to generate at most, from the first of the three names that is given; -1 without one."""
         names = (self.n_predict, self.max_completion_tokens, self.max_tokens)
         return next((given for given in names if given is not None), -1)
 
-    def sampling(self) -> Sampling:
-        return Sampling(
-            seed=self.seed,
-            temperature=max(0.0, self.temperature),
-            top_k=max(0, self.top_k),
-            top_p=min(1.0, max(0.0, self.top_p)),
-            min_p=min(1.0, max(0.0, self.min_p)),
-            typical_p=min(1.0, max(0.0, self.typical_p)),
-            min_keep=self.min_keep,
-            repeat_last_n=self.repeat_last_n,
-            repeat_penalty=self.repeat_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            ignore_eos=self.ignore_eos,
-            logit_bias=tuple(self.logit_bias),
-        )
+    def generation(self, n_prompts: int = 1) -> dict[str, Any]:
+        """The fields of a `Generation` but its constraint. Raises InvalidRequest when so many prompts have too many
+        choices."""
+        if n_prompts * self.n_choices > MAX_SEQUENCES:
+            name = "n_cmpl" if self.n_cmpl else "n"
+            raise bad_field(name, f"{n_prompts} prompts may have {MAX_SEQUENCES} choices together")
+        return {
+            "n_predict": self.limit(),
+            "n": self.n_choices,
+            "stop": tuple(self.stop),
+            "sampling": self.sampling(),
+            "cache_prompt": self.cache_prompt,
+            "n_keep": self.n_keep,
+            "n_discard": self.n_discard,
+            "truncate": self.truncate,
+            "shift": self.shift,
+            "t_max_predict_ms": self.t_max_predict_ms,
+            "n_indent": self.n_indent,
+            "n_probs": self._bounded_alternatives(),
+            "has_logprobs": self.alternatives is not None,
+            "post_sampling_probs": self.post_sampling_probs,
+            "timings_per_token": self.timings_per_token,
+        }
 
-
-class Later(NamedTuple):
-    """A field that this build does not do: its type, and the values that change nothing."""
-
-    kind: Literal["a number", "a boolean", "a string", "a list", "an object", "any"]
-    is_off: Callable[[Any], bool]
-
-
-_TYPES: dict[str, tuple[type, ...]] = {
-    "a number": (int, float),
-    "a boolean": (bool,),
-    "a string": (str,),
-    "a list": (list,),
-    "an object": (dict,),
-}
-
-FLAG = Later("a boolean", lambda value: not value)
-TEXT = Later("a string", lambda value: not value)
-LIST = Later("a list", lambda value: not value)
-ALWAYS = Later("any", lambda value: False)
-POSITIVE = Later("a number", lambda value: value <= 0)
-"""On when positive."""
-ONE = Later("a number", lambda value: value == 1)
-
-LATER: dict[str, Later] = {
-    "grammar": TEXT,
-    "grammar_lazy": FLAG,
-    "grammar_triggers": LIST,
-    "json_schema": ALWAYS,
-    "samplers": Later("any", lambda value: value == DEFAULT_SAMPLERS),
-    "mirostat": POSITIVE,
-    "dry_multiplier": POSITIVE,
-    "xtc_probability": POSITIVE,
-    "top_n_sigma": POSITIVE,
-    "dynatemp_range": POSITIVE,
-    "adaptive_target": Later("a number", lambda value: value < 0),
-    "tfs_z": ONE,
-    "penalty_prompt": ALWAYS,
-    "system_prompt": ALWAYS,
-    "n": ONE,
-    "n_cmpl": ONE,
-    "n_probs": POSITIVE,
-    "post_sampling_probs": FLAG,
-    "n_indent": POSITIVE,
-    "t_max_predict_ms": POSITIVE,
-    "timings_per_token": FLAG,
-    "verbose": FLAG,
-    "truncate": FLAG,
-    "shift": FLAG,
-    "id_slot": Later("a number", lambda value: value < 0),
-    "lora": LIST,
-    "image_data": LIST,
-    "multimodal_data": LIST,
-}
-
-
-def refuse_later(fields: Mapping[str, Any], table: Mapping[str, Later]) -> None:
-    """Raises NotSupported for a field that would change the answer, InvalidRequest for one of a wrong type."""
-    for name, later in table.items():
-        value = fields.get(name)
-        if value is None:
-            continue
-        if later.kind != "any" and type(value) not in _TYPES[later.kind]:
-            raise bad_field(name, f"must be {later.kind}")
-        if not later.is_off(value):
-            raise NotSupported(f"Field '{name}': this build does not support it", param=name)
-
-
-def check_response_format(fields: Mapping[str, Any]) -> None:
-    """Only plain text for now. Raises InvalidRequest or NotSupported."""
-    wanted = fields.get("response_format")
-    if wanted is None:
-        return
-    if not isinstance(wanted, dict) or wanted.get("type") not in ("text", "json_object", "json_schema"):
-        raise bad_field("response_format", "its type must be 'text', 'json_object' or 'json_schema'")
-    if wanted["type"] != "text":
-        raise NotSupported("Field 'response_format': this build gives plain text only", param="response_format")
+    def _bounded_alternatives(self) -> int:
+        limit = self.limit()
+        most = MAX_ALTERNATIVES // max(1, limit if limit >= 0 else TYPICAL_LIMIT)
+        return min(self.alternatives or 0, max(FREE_ALTERNATIVES, most))

@@ -14,21 +14,30 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, StringConstraints
 
 from api.problems import body_of
-from api.schemas import llamacpp, openai
-from api.schemas.answers import answers_of, embedding_usage_json, failure_of, usage_json, vectors_of
+from api.schemas import embeddings, llamacpp, openai
+from api.schemas.answers import (
+    answers_of,
+    embedding_usage_json,
+    failure_of,
+    timings_json,
+    usage_json,
+    vectors_of,
+)
 from api.schemas.ask import Ask, Origin
+from api.schemas.logprobs import chat_json
 from api.schemas.strict import OwnFields, bad_field
 from shared.bus import JobPage
-from shared.events import Finished
-from shared.jobs import JobRecord, JobStatus, Lane
+from shared.events import Finished, Tokens
+from shared.jobs import Generation, JobRecord, JobStatus, Lane
 
 ENDPOINTS: dict[str, Callable[[dict[str, Any]], Ask]] = {
     "/completion": llamacpp.completion,
     "/completions": llamacpp.completion,
+    "/infill": llamacpp.infill,
     "/v1/completions": openai.completions,
     "/v1/chat/completions": openai.chat,
     "/chat/completions": openai.chat,
-    "/v1/embeddings": openai.embeddings,
+    "/v1/embeddings": embeddings.embeddings,
 }
 """Every path that a job can stand for, with what reads its body."""
 
@@ -100,7 +109,9 @@ def list_json(page: JobPage) -> dict[str, Any]:
 
 def job_json(record: JobRecord) -> dict[str, Any]:
     finished = record.finished
-    is_answered = finished is not None and record.status is JobStatus.SUCCEEDED
+    answered = finished if record.status is JobStatus.SUCCEEDED else None
+    # Of a job that nobody keeps a body of, the answer went to the client that waited.
+    ask = ENDPOINTS[record.endpoint](json.loads(record.body)) if answered and record.body is not None else None
     return {
         "id": record.id,
         "object": "job",
@@ -115,29 +126,40 @@ def job_json(record: JobRecord) -> dict[str, Any]:
         "attempts": record.attempts,
         "position": record.position,
         "eta_s": record.eta_s,
-        "usage": _usage(finished) if finished is not None and is_answered else None,
-        "result": _result(record, finished) if finished is not None and is_answered else None,
+        "usage": _usage(answered, ask) if answered else None,
+        "result": _result(record, answered, ask) if answered and ask else None,
         "error": _error(finished) if finished is not None else None,
         "metadata": record.metadata,
     }
+
+
+def token_json(tokens: Tokens) -> dict[str, Any]:
+    """An event's data. Probabilities come with it when they were asked for, timings too."""
+    told: dict[str, Any] = {"text": tokens.text, "index": tokens.index}
+    if tokens.logprobs:
+        told["logprobs"] = chat_json(tokens.logprobs, is_post_sampling=False)["content"]
+    if tokens.timings is not None:
+        told["timings"] = timings_json(tokens.timings)
+    return told
 
 
 def _seconds(time: float | None) -> int | None:
     return None if time is None else int(time)
 
 
-def _usage(finished: Finished) -> dict[str, Any]:
-    vectors = vectors_of(finished)
-    return embedding_usage_json(vectors) if vectors else usage_json(answers_of([finished]))
+def _usage(answered: Finished, ask: Ask | None) -> dict[str, Any]:
+    vectors = vectors_of(answered)
+    if vectors:
+        return embedding_usage_json(vectors)
+    answers = answers_of(answered)
+    # A job that nobody keeps a body of has one prompt.
+    n_choices = ask.request.n if ask and isinstance(ask.request, Generation) else len(answers)
+    return usage_json(answers, n_choices)
 
 
-def _result(record: JobRecord, finished: Finished) -> Any:
-    """None for a job that nobody keeps a body of: its answer went to the client that waited."""
-    if record.body is None:
-        return None
-    ask = ENDPOINTS[record.endpoint](json.loads(record.body))
+def _result(record: JobRecord, answered: Finished, ask: Ask) -> Any:
     origin = Origin(record.id, record.model, int(record.created_at))
-    return ask.shape(origin).body([finished])
+    return ask.shape(origin).body([answered])
 
 
 def _error(finished: Finished) -> dict[str, Any] | None:

@@ -1,91 +1,119 @@
-"""llama.cpp's own `/completion`: its fields, and the union of what old and new clients read in its answers.
+"""llama.cpp's own `/completion` and `/infill`: their fields, and the union of what old and new clients read in answers.
 
 Knows neither the model's vocabulary nor who is asked: token ids beyond the vocabulary are refused by the worker.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from api import sse
 from api.problems import body_of
 from api.schemas.answers import answers_of, timings_json
 from api.schemas.ask import Ask, Heard, Origin
-from api.schemas.generation import (
-    DEFAULT_SAMPLERS,
-    LATER,
-    POSITIVE,
-    GenerationFields,
-    check_response_format,
-    refuse_later,
-)
-from api.schemas.prompts import prompts_of
-from api.schemas.strict import bad_field, read
-from shared.events import Accepted, Answer, Finished, Progress, StopType, Tokens
-from shared.jobs import Completion
+from api.schemas.completion import PromptFields, completion_of
+from api.schemas.generation import GenerationFields
+from api.schemas.later import ALWAYS, LATER, check_response_format, refuse_later
+from api.schemas.logprobs import native_json
+from api.schemas.prompts import prompt_of
+from api.schemas.sampling import Whole
+from api.schemas.settings import settings_json
+from api.schemas.strict import ClientFields, bad_field, read
+from shared.events import Accepted, Answer, ChosenLogprob, Finished, Progress, StopType, Tokens
+from shared.jobs import Completion, Infill, Prompt
 
-_LATER = LATER | {"logprobs": POSITIVE}
+UNNAMED_FILE = "tmp"
+"""What llama.cpp calls a piece of context whose file has no name."""
 
 
-class CompletionFields(GenerationFields):
+class NativeFields(GenerationFields):
+    logprobs: Whole = 0
     return_tokens: bool = False
     return_progress: bool = False
     response_fields: list[str] = []
 
+    @property
+    def alternatives(self) -> int | None:
+        """`logprobs` is another name for the same, asked second."""
+        return super().alternatives or (self.logprobs if self.logprobs > 0 else None)
+
+
+class CompletionFields(NativeFields, PromptFields):
+    pass
+
 
 def completion(fields: dict[str, Any]) -> Ask:
-    """The jobs of a `/completion` body, one for each prompt. Raises InvalidRequest or NotSupported."""
+    """The job of a `/completion` body. Raises InvalidRequest or NotSupported."""
     typed = read(CompletionFields, fields)
-    if fields.get("prompt") is None:
-        raise bad_field("prompt", "is needed")
-    prompts = prompts_of("prompt", fields["prompt"])
-    refuse_later(fields, _LATER)
+    refuse_later(fields, LATER)
+    return _ask(typed, completion_of(typed, fields))
+
+
+class ExtraFields(ClientFields):
+    """A piece of context from another file."""
+
+    text: str
+    filename: str = UNNAMED_FILE
+
+
+class InfillFields(NativeFields):
+    input_extra: list[ExtraFields] = []
+    prompt: str = ""
+
+
+def infill(fields: dict[str, Any]) -> Ask:
+    """The job of an `/infill` body. Raises InvalidRequest or NotSupported; whether the model can, its worker knows."""
+    typed = read(InfillFields, fields)
+    refuse_later(fields, LATER | {"system_prompt": ALWAYS})
     check_response_format(fields)
-    sampling, limit, stops = typed.sampling(), typed.limit(), tuple(typed.stop)
-    requests = tuple(
-        Completion(prompts=(prompt,), n_predict=limit, stop=stops, sampling=sampling, cache_prompt=typed.cache_prompt)
-        for prompt in prompts
-    )
+    prefix, suffix = (_side(name, fields.get(name)) for name in ("input_prefix", "input_suffix"))
+    extra = tuple((piece.filename, piece.text) for piece in typed.input_extra)
+    request = Infill(prefix=prefix, suffix=suffix, prompt=typed.prompt, extra=extra, **typed.generation())
+    return _ask(typed, request)
+
+
+def _side(name: str, value: Any) -> Prompt:
+    """What stands before the gap, or after it."""
+    if value is None:
+        raise bad_field(name, "is needed")
+    return prompt_of(name, value)
+
+
+def _ask(typed: NativeFields, request: Completion | Infill) -> Ask:
     return Ask(
-        requests=requests,
-        shape=lambda origin: CompletionShape(origin, typed, requests),
+        request=request,
+        shape=lambda origin: CompletionShape(origin, typed, request),
         model=typed.model,
         lane=typed.lane,
         is_stream=typed.stream,
     )
 
 
-@dataclass(slots=True)
-class _Said:
-    """What one prompt's stream has said so far."""
-
-    prompt_tokens: int = 0
-    predicted: int = 0
-
-
 class CompletionShape:
-    """Objects with `stop`: in a stream false until the last one of each prompt, which has no text of its own."""
+    """Objects with `stop`: in a stream false until the last one of each answer, which has no text of its own."""
 
-    def __init__(self, origin: Origin, fields: CompletionFields, requests: tuple[Completion, ...]) -> None:
+    def __init__(self, origin: Origin, fields: NativeFields, request: Completion | Infill) -> None:
         self._origin = origin
         self._fields = fields
-        self._requests = requests
-        self._said = [_Said() for _ in requests]
+        self._request = request
+        self._prompt_tokens: dict[int, int] = {}
+        """By the place of the job."""
+        self._n_predicted: defaultdict[int, int] = defaultdict(int)
+        """By the index of the answer."""
 
     def say(self, heard: Heard) -> bytes:
-        said = self._said[heard.place]
         match heard.event:
             case Accepted(prompt_tokens=prompt_tokens):
-                said.prompt_tokens = prompt_tokens
+                self._prompt_tokens[heard.place] = prompt_tokens
             case Progress() as progress if self._fields.return_progress:
-                return sse.data(self._chunk(heard.place, "", ()) | {"prompt_progress": _progress_json(progress)})
-            case Tokens(text=text, ids=ids):
-                said.predicted += len(ids)
-                return sse.data(self._chunk(heard.place, text, ids))
+                nothing = Tokens(index=progress.index, ids=(), text="")
+                return sse.data(self._chunk(heard.place, nothing) | {"prompt_progress": _progress_json(progress)})
+            case Tokens() as tokens:
+                return sse.data(self._chunk(heard.place, tokens))
             case Finished() as finished:
-                answers = answers_of([finished])
+                answers = answers_of(finished)
                 return b"".join(sse.data(self._final(heard.place, answer, content="", ids=())) for answer in answers)
         return b""
 
@@ -96,27 +124,48 @@ class CompletionShape:
         return sse.data(body_of(error))
 
     def body(self, endings: Sequence[Finished]) -> Any:
-        finals = [
-            self._final(place, answer, content=answer.text, ids=answer.ids if self._fields.return_tokens else ())
-            for place, answer in enumerate(answers_of(endings))
-        ]
+        finals = [self._whole(place, answer) for place, ending in enumerate(endings) for answer in answers_of(ending)]
         return finals[0] if len(finals) == 1 else finals
 
-    def _chunk(self, place: int, text: str, ids: Sequence[int]) -> dict[str, Any]:
-        return {
-            "index": place,
-            "content": text,
-            "tokens": list(ids),
+    def _index(self, place: int, index: int) -> int:
+        """Among the answers of all jobs."""
+        return place * self._request.n + index
+
+    def _chunk(self, place: int, tokens: Tokens) -> dict[str, Any]:
+        index = self._index(place, tokens.index)
+        self._n_predicted[index] += len(tokens.ids)
+        chunk = {
+            "index": index,
+            "content": tokens.text,
+            "tokens": list(tokens.ids),
             "stop": False,
             "id_slot": -1,
-            "tokens_predicted": self._said[place].predicted,
-            "tokens_evaluated": self._said[place].prompt_tokens,
+            "tokens_predicted": self._n_predicted[index],
+            "tokens_evaluated": self._prompt_tokens.get(place, 0),
         }
+        if tokens.logprobs:
+            chunk["completion_probabilities"] = self._probabilities(tokens.logprobs)
+        if tokens.timings is not None:
+            chunk["timings"] = timings_json(tokens.timings)
+        return chunk
 
-    def _final(self, place: int, answer: Answer, *, content: str, ids: Sequence[int]) -> dict[str, Any]:
+    def _whole(self, place: int, answer: Answer) -> dict[str, Any]:
+        ids = answer.ids if self._fields.return_tokens else ()
+        probabilities = self._probabilities(answer.logprobs) if self._request.wants_logprobs else None
+        return self._final(place, answer, content=answer.text, ids=ids, probabilities=probabilities)
+
+    def _final(
+        self,
+        place: int,
+        answer: Answer,
+        *,
+        content: str,
+        ids: Sequence[int],
+        probabilities: list[dict[str, Any]] | None = None,
+    ) -> dict[str, Any]:
         predicted = answer.timings.predicted_n
         final = {
-            "index": place,
+            "index": self._index(place, answer.index),
             "content": content,
             "tokens": list(ids),
             "id_slot": answer.id_slot,
@@ -124,7 +173,7 @@ class CompletionShape:
             "model": self._origin.model,
             "tokens_predicted": predicted,
             "tokens_evaluated": answer.prompt_tokens,
-            "generation_settings": self._settings(self._requests[place], answer),
+            "generation_settings": self._settings(answer),
             "prompt": answer.prompt,
             "has_new_line": answer.has_new_line,
             "truncated": answer.truncated,
@@ -137,51 +186,16 @@ class CompletionShape:
             "tokens_cached": answer.prompt_tokens + max(0, predicted - 1),
             "timings": timings_json(answer.timings),
         }
+        if probabilities is not None:
+            final["completion_probabilities"] = probabilities
         wanted = self._fields.response_fields
         return _picked(final, wanted) if wanted else final
 
-    def _settings(self, request: Completion, answer: Answer) -> dict[str, Any]:
-        sampling = request.sampling
-        return {
-            "model": self._origin.model,
-            "seed": answer.seed,
-            "temperature": sampling.temperature,
-            "dynatemp_range": 0.0,
-            "dynatemp_exponent": 1.0,
-            "top_k": sampling.top_k,
-            "top_p": sampling.top_p,
-            "min_p": sampling.min_p,
-            "top_n_sigma": -1.0,
-            "xtc_probability": 0.0,
-            "xtc_threshold": 0.1,
-            "typical_p": sampling.typical_p,
-            "repeat_last_n": sampling.repeat_last_n,
-            "repeat_penalty": sampling.repeat_penalty,
-            "presence_penalty": sampling.presence_penalty,
-            "frequency_penalty": sampling.frequency_penalty,
-            "dry_multiplier": 0.0,
-            "mirostat": 0,
-            "mirostat_tau": 5.0,
-            "mirostat_eta": 0.1,
-            "adaptive_target": -1.0,
-            "adaptive_decay": 0.9,
-            "stop": list(request.stop),
-            "max_tokens": request.n_predict,
-            "n_predict": request.n_predict,
-            "n_keep": self._fields.n_keep,
-            "n_discard": self._fields.n_discard,
-            "ignore_eos": sampling.ignore_eos,
-            "stream": self._fields.stream,
-            "logit_bias": [{"bias": bias, "token": token} for token, bias in sampling.logit_bias],
-            "n_probs": 0,
-            "min_keep": sampling.min_keep,
-            "grammar": "",
-            "samplers": DEFAULT_SAMPLERS,
-            "cache_prompt": request.cache_prompt,
-            "timings_per_token": False,
-            "post_sampling_probs": False,
-            "lora": [],
-        }
+    def _probabilities(self, entries: Sequence[ChosenLogprob]) -> list[dict[str, Any]]:
+        return native_json(entries, is_post_sampling=self._request.post_sampling_probs)
+
+    def _settings(self, answer: Answer) -> dict[str, Any]:
+        return settings_json(self._request, model=self._origin.model, seed=answer.seed, is_stream=self._fields.stream)
 
 
 def _progress_json(progress: Progress) -> dict[str, Any]:

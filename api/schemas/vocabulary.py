@@ -36,14 +36,14 @@ def tokenize(fields: dict[str, Any]) -> Ask:
     content = prompt_of("content", fields["content"]) if fields.get("content") is not None else ""
     request = Tokenize(content=content, add_special=typed.add_special, parse_special=typed.parse_special)
     listed = _pieces if typed.with_pieces else _ids
-    return Ask((request,), lambda _: QuickShape(lambda part: {"tokens": listed(part)}), model=typed.model)
+    return Ask(request, lambda _: QuickShape(lambda part: {"tokens": listed(part)}), model=typed.model)
 
 
 def detokenize(fields: dict[str, Any]) -> Ask:
     """The job of a `/detokenize` body. Raises InvalidRequest."""
     typed = read(DetokenizeFields, fields)
     request = Detokenize(tokens=tuple(typed.tokens))
-    return Ask((request,), lambda _: QuickShape(lambda part: {"content": part.text}), model=typed.model)
+    return Ask(request, lambda _: QuickShape(lambda part: {"content": part.text}), model=typed.model)
 
 
 def apply_template(fields: dict[str, Any]) -> Ask:
@@ -51,9 +51,10 @@ def apply_template(fields: dict[str, Any]) -> Ask:
     if fields.get("stream"):
         raise bad_field("stream", "a rendered prompt is not streamed")
     asked = openai.chat(fields)
-    (chat,) = asked.requests
-    assert isinstance(chat, Chat)
-    return Ask((ApplyTemplate(chat=chat),), lambda _: QuickShape(lambda part: {"prompt": part.text}), model=asked.model)
+    assert isinstance(asked.request, Chat)
+    return Ask(
+        ApplyTemplate(chat=asked.request), lambda _: QuickShape(lambda part: {"prompt": part.text}), model=asked.model
+    )
 
 
 class QuickShape:

@@ -8,21 +8,26 @@ not even that it took the job, before `go`. `read a` tells every few millisecond
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
+import math
 import time
 from collections import defaultdict
+from itertools import product
 from types import TracebackType
 from typing import Self
 
 import numpy as np
 
 from shared.bus import Bus, Chunk, Claimed, ModelCard, SlotState, Verdict, Wanted, WorkerState
-from shared.errors import Cancelled, PromptTooLong, WorkerDied
+from shared.errors import Cancelled, NotSupported, PromptTooLong, SlotstreamError, WorkerDied
 from shared.events import (
     Accepted,
     Answer,
+    ChosenLogprob,
     Failure,
     Finished,
+    Logprob,
     Part,
     Progress,
     StopType,
@@ -30,7 +35,7 @@ from shared.events import (
     Tokens,
     Vector,
 )
-from shared.jobs import Chat, Completion, Embedding, Generation
+from shared.jobs import Chat, Completion, Embedding, Generation, Infill
 
 N_CTX = 64
 
@@ -139,39 +144,40 @@ class Performance:
         request = self.claimed.job.request
         if isinstance(request, Embedding):
             return Finished(status="succeeded", parts=tuple(map(vector, range(10**6), request.inputs)))
-        verb, _, text = prompt_of(request).partition(" ")
+        assert isinstance(request, Generation)
+        verb, _, _ = prompts_of(request)[0].partition(" ")
         if verb == "long":
             return failed(
                 PromptTooLong("the request exceeds the available context size", n_prompt_tokens=99, n_ctx=N_CTX)
             )
+        if verb == "lack":
+            return failed(NotSupported("the model has no tokens for that"))
         if verb == "shut":
             await self._wait_for_go()
         await self._append(accepted=Accepted(prompt_tokens=7, n_ctx=N_CTX))
         if verb == "read":
             await self._tell_of_progress()
-        said = await self._speak(text.split("|"), holds=verb == "hold")
+        speeches = [
+            Speech(request, index, prompt, choice)
+            for index, (prompt, choice) in enumerate(product(prompts_of(request), range(request.n)))
+        ]
+        await self._speak(speeches, holds=verb == "hold")
         if self.is_cancelled:
             return Finished(status="cancelled", failure=Failure.of(Cancelled("The job was cancelled")))
         if verb == "die":
             return failed(WorkerDied("its workers died"))
-        return Finished(status="succeeded", parts=(answer(request, said),))
+        return Finished(status="succeeded", parts=tuple(speech.answer() for speech in speeches))
 
-    async def _speak(self, words: list[str], *, holds: bool) -> list[str]:
-        said: list[str] = []
-        limit = self._limit(len(words))
-        for number, word in enumerate(words[:limit]):
+    async def _speak(self, speeches: list[Speech], *, holds: bool) -> None:
+        """A word of each in turn."""
+        for number in range(max(len(speech.words) for speech in speeches)):
             if holds and number == 1:
                 await self._wait_for_go()
             if self.is_cancelled:
                 break
-            await self._append(Tokens(ids=(number,), text=word))
-            said.append(word)
-        return said
-
-    def _limit(self, n_words: int) -> int:
-        request = self.claimed.job.request
-        assert isinstance(request, Generation)
-        return n_words if request.n_predict < 0 else min(n_words, request.n_predict)
+            for speech in speeches:
+                if number < len(speech.words):
+                    await self._append(speech.say(number))
 
     async def _wait_for_go(self) -> None:
         told = [
@@ -203,29 +209,68 @@ class Performance:
             self.worker.cancelled[self.claimed.job.id].set()
 
 
-def prompt_of(request: Completion | Chat) -> str:
-    if isinstance(request, Chat):
-        return str(request.messages[-1]["content"])
-    (prompt,) = request.prompts
-    return prompt if isinstance(prompt, str) else f"say {prompt}"
+class Speech:
+    """What one sequence of a job says."""
+
+    def __init__(self, request: Generation, index: int, prompt: str, choice: int) -> None:
+        self._request = request
+        self._index = index
+        words = [word + "'" * choice for word in prompt.partition(" ")[2].split("|")]
+        self.words = words if request.n_predict < 0 else words[: request.n_predict]
+        self._is_cut = 0 <= request.n_predict <= len(words)
+        self._said: list[Tokens] = []
+
+    @property
+    def _ids(self) -> tuple[int, ...]:
+        return tuple(token for tokens in self._said for token in tokens.ids)
+
+    def say(self, number: int) -> Tokens:
+        word = self.words[number]
+        pieces = [word.encode()] if word.isascii() else [word.encode()[:-1], word.encode()[-1:]]
+        ids = tuple(range(len(self._ids), len(self._ids) + len(pieces)))
+        entries = tuple(map(self._chosen, ids, pieces)) if self._request.wants_logprobs else ()
+        timings = Timings(predicted_n=ids[-1] + 1) if self._request.timings_per_token else None
+        self._said.append(Tokens(index=self._index, ids=ids, text=word, logprobs=entries, timings=timings))
+        return self._said[-1]
+
+    def _chosen(self, token: int, piece: bytes) -> ChosenLogprob:
+        """As likely as all that is less likely together."""
+        others = [(token, piece), *((90 + n, b"x%d" % n) for n in range(9))][: self._request.n_probs]
+        top = tuple(
+            Logprob(id=other, piece=base64.b64encode(raw).decode(), logprob=math.log(0.5**rank))
+            for rank, (other, raw) in enumerate(others, 1)
+        )
+        return ChosenLogprob(id=token, piece=base64.b64encode(piece).decode(), logprob=math.log(0.5), top=top)
+
+    def answer(self) -> Answer:
+        sampling, n_said = self._request.sampling, len(self._ids)
+        return Answer(
+            index=self._index,
+            text="".join(self.words),
+            ids=self._ids,
+            prompt="the prompt",
+            prompt_tokens=7,
+            stop_type=StopType.LIMIT if self._is_cut else StopType.EOS,
+            id_slot=2,
+            seed=sampling.seed if sampling.seed is not None else 42,
+            logprobs=tuple(entry for tokens in self._said for entry in tokens.logprobs),
+            timings=Timings(queue_ms=1.5, cache_n=3, prompt_n=4, prompt_ms=8.0, predicted_n=n_said, predicted_ms=10.0),
+        )
 
 
-def failed(error: PromptTooLong | WorkerDied) -> Finished:
+def prompts_of(request: Generation) -> list[str]:
+    match request:
+        case Chat(messages=messages):
+            return [str(messages[-1]["content"])]
+        case Completion(prompts=prompts):
+            return [prompt if isinstance(prompt, str) else f"say {prompt}" for prompt in prompts]
+        case Infill(prefix=str(prefix)):
+            return [prefix]
+    raise AssertionError(f"no prompt in {request}")
+
+
+def failed(error: SlotstreamError) -> Finished:
     return Finished(status="failed", failure=Failure.of(error))
-
-
-def answer(request: Generation, said: list[str]) -> Answer:
-    is_cut = 0 <= request.n_predict <= len(said)
-    return Answer(
-        text="".join(said),
-        ids=tuple(range(len(said))),
-        prompt="the prompt",
-        prompt_tokens=7,
-        stop_type=StopType.LIMIT if is_cut else StopType.EOS,
-        id_slot=2,
-        seed=request.sampling.seed if request.sampling.seed is not None else 42,
-        timings=Timings(queue_ms=1.5, cache_n=3, prompt_n=4, prompt_ms=8.0, predicted_n=len(said), predicted_ms=10.0),
-    )
 
 
 def vector(index: int, prompt: object) -> Part:

@@ -99,6 +99,7 @@ class ScriptedEngine:
     def __init__(self, config: EngineConfig, on_events: OnEvents, note: Callable[[SequenceKey], None]) -> None:
         self.model = ByteModel(config.model)
         self.n_ctx_slot = N_CTX
+        self.grammars = None
         self._n_slots = config.n_slots
         self._on_events = on_events
         self._note = note

@@ -4,6 +4,7 @@ Tasks go in from any thread and events come out through one callback per step. K
 """
 
 from worker.engine.config import EngineConfig
+from worker.engine.constraint import Grammar, Grammars
 from worker.engine.engine import Engine, EngineEvent, OnEvents
 from worker.engine.llama import FillTokens, LoadFailed, Model, ModelFacts
 from worker.engine.snapshot import BatchSnapshot, EngineSnapshot, SlotSnapshot
@@ -18,6 +19,8 @@ __all__ = [
     "EngineSnapshot",
     "FillTokens",
     "GenerateTask",
+    "Grammar",
+    "Grammars",
     "LoadFailed",
     "Model",
     "ModelFacts",

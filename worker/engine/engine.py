@@ -20,6 +20,7 @@ from shared.jobs import Lane
 from worker.engine.admission import Admission
 from worker.engine.cells import Cells
 from worker.engine.config import EngineConfig
+from worker.engine.constraint import Grammars, Masks
 from worker.engine.embedding import Embedder
 from worker.engine.faults import Trial
 from worker.engine.inbox import Cancel, Discard, Inbox, Submit
@@ -102,8 +103,10 @@ class Engine:
                 raise LoadFailed("--grp-attn-n is more than 1, and what this model has in its cache cannot be moved")
             context.warm_up()
             self._embedder = resources.enter_context(Embedder(model, self.config, self._open_context))
+            grammars = resources.enter_context(Grammars(model.lexicon()))
+            masks = resources.enter_context(Masks(model.lexicon(), self.config.n_threads))
             self._resources = resources.pop_all()
-        self._model, self._context = model, context
+        self._model, self._context, self._grammars = model, context, grammars
         age_s, quantum_s = self.config.age_s, self.config.quantum_s
         self._cells = Cells(
             context,
@@ -118,6 +121,7 @@ class Engine:
             model,
             self._cells,
             self._n_ctx_slot,
+            masks,
             can_generate=context.can_generate,
             shifts=self.config.context_shift,
             shift_limit=self.config.shift_limit,
@@ -143,6 +147,11 @@ class Engine:
         """For its facts and its vocabulary; there from `start` on."""
         assert self._model is not None, "the engine has not been started"
         return self._model
+
+    @property
+    def grammars(self) -> Grammars:
+        """Where constraints are compiled, off the decode thread; there from `start` on."""
+        return self._grammars
 
     @property
     def n_ctx_slot(self) -> int:
@@ -381,7 +390,7 @@ class Engine:
             if choice.token != NO_TOKEN:
                 self._choose(sequence, choice, now)
             elif (row < np.inf).all():  # which NaN is not
-                self._end(sequence, _ALL_BANNED)
+                self._end(sequence, _without_choice(sequence))
             else:
                 spoiled.append(sequence)
         if spoiled:
@@ -456,6 +465,16 @@ def _is_overdue(now: float, task: Task) -> bool:
 _CANCELLED = Failed(Cancelled("the job was cancelled"))
 _EXPIRED = Failed(Expired("the job's deadline passed while it ran"))
 _ALL_BANNED = Failed(InvalidRequest("no token can be chosen: all are banned", param="logit_bias"))
+
+
+def _without_choice(sequence: Sequence) -> Ending:
+    """How a sequence ends of whose next tokens all are ruled out."""
+    constraint = sequence.sampler.constraint
+    if constraint is None:
+        return _ALL_BANNED
+    if (failure := constraint.failure) is not None:
+        return Failed(failure)
+    return Completed(StopType.EOS) if constraint.is_over else _ALL_BANNED  # over: the model has no token for an end
 
 
 def _check(config: EngineConfig, n_ctx_slot: int) -> None:

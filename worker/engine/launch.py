@@ -13,6 +13,7 @@ from shared.errors import InvalidRequest, NotSupported, PromptTooLong, Slotstrea
 from shared.events import Answer, StopType, Timings
 from shared.jobs import Lane
 from worker.engine.cells import Cells
+from worker.engine.constraint import Masks, Matcher
 from worker.engine.grouping import UNGROUPED, Grouping
 from worker.engine.llama import Model
 from worker.engine.overflow import Shift, n_kept, n_shifted
@@ -34,6 +35,7 @@ class Launcher:
         model: Model,
         cells: Cells,
         n_ctx_slot: int,
+        masks: Masks,
         *,
         can_generate: bool = True,
         shifts: bool = False,
@@ -44,6 +46,7 @@ class Launcher:
         choose, 0 for ten contexts. What is grouped does not shift."""
         self._model = model
         self._cells = cells
+        self._masks = masks
         self._n_ctx_slot = n_ctx_slot
         self._can_generate = can_generate
         self._shifts = shifts
@@ -90,7 +93,8 @@ class Launcher:
             tokens, len(known), may_reuse=task.request.cache_prompt, is_patient=task.lane is Lane.BULK
         )
         assert resident is not None
-        sampler = Sampler.of(task, self._setting)
+        matcher = Matcher(task.grammar, self._masks) if task.grammar is not None else None
+        sampler = Sampler.of(task, self._setting, matcher)
         transcript = self._transcript(task)
         now = time.monotonic()
         return Sequence(

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker.engine.config import EngineConfig, Pooling
+from worker.grammar.lexicon import Lexicon, lexicon
 
 log = logging.getLogger(__name__)
 
@@ -174,11 +175,14 @@ class Model:
             token for token in range(self.facts.n_vocab) if llama_cpp.llama_vocab_is_eog(self._vocab, token)
         )
         """Every token that ends a generation: EOS, end of turn and their kin."""
-        self.control_texts = frozenset(
-            text
+        self.control = frozenset(
+            token
             for token in range(self.facts.n_vocab)
             if llama_cpp.llama_vocab_get_attr(self._vocab, token) & _PARSED_AS_SPECIAL
-            if (text := self.token_bytes(token, special=True).decode("utf-8", "replace"))
+        )
+        """Tokens that are not text."""
+        self.control_texts = frozenset(
+            text for token in self.control if (text := self.token_bytes(token, special=True).decode("utf-8", "replace"))
         )
         """What a text must not contain if its author is not to write control tokens into a prompt."""
         self.longest_token = max(len(self.token_bytes(token, special=True)) for token in range(self.facts.n_vocab))
@@ -245,6 +249,12 @@ class Model:
             if n >= 0:
                 return text.raw[:n].decode("utf-8", "replace")
             room = -n
+
+    def lexicon(self) -> Lexicon:
+        """The vocabulary to match grammars over; the same one when the model is loaded again."""
+        return lexicon(
+            tuple(self.token_bytes(token, special=True) for token in range(self.facts.n_vocab)), self.control, self.eog
+        )
 
     def has_tokens(self, tokens: Sequence[int]) -> bool:
         """Whether all ids are in the vocabulary."""

@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from shared.errors import SlotstreamError
 from shared.jobs import Sampling
 from worker.engine.task import GenerateTask
 
@@ -52,6 +53,10 @@ class Constraining(Protocol):
     @property
     def is_over(self) -> bool:
         """Nothing may come any more but an end of the generation. No bias is heeded then: it could ban that too."""
+
+    @property
+    def failure(self) -> SlotstreamError | None:
+        """Why nothing may come, where the rules themselves are at fault."""
 
     def mask(self, row: Floats) -> None:
         """Set the logits, (n_vocab), of all tokens that may not come next to -inf, in place."""

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from shared.events import ChosenLogprob
 from shared.jobs import Generation, Lane
+from worker.engine.constraint import Grammar
 
 
 class SequenceKey(NamedTuple):
@@ -42,6 +43,8 @@ class GenerateTask:
     """What the penalties look back on at first; None: the prompt."""
     breakers: tuple[tuple[int, ...], ...] = ()
     """Of `request.sampling.dry_sequence_breakers`: each is a token and those that must follow it, mostly none."""
+    grammar: Grammar | None = None
+    """Of `request.constraint`, compiled."""
     is_truncated: bool = False
     """The prompt was cut to fit."""
     queue_ms: float = 0.0

@@ -221,6 +221,15 @@ def test_half_a_surrogate_pair_in_an_answer_is_still_written() -> None:
     assert json.loads(record)["response"]["body"]["error"]["message"] == "\ud800"
 
 
+def native(index: int, n_choices: int) -> dict[str, Any]:
+    return {
+        "index": index,
+        "tokens_evaluated": 4,
+        "tokens_predicted": 5,
+        "generation_settings": {"n_cmpl": n_choices},
+    }
+
+
 @pytest.mark.parametrize(
     ("status", "body", "outcome"),
     [
@@ -228,6 +237,7 @@ def test_half_a_surrogate_pair_in_an_answer_is_still_written() -> None:
         (200, {"usage": {"prompt_tokens": 2, "total_tokens": 2}}, Outcome(False, 2, 0)),
         (200, {"tokens_evaluated": 4, "tokens_predicted": 8}, Outcome(False, 4, 8)),
         (200, [{"tokens_predicted": 8}, {"tokens_predicted": 1}], Outcome(False, 0, 9)),
+        (200, [native(0, 2), native(1, 2), native(2, 2), native(3, 2)], Outcome(False, 8, 20)),
         (200, {"usage": None}, Outcome(False, 0, 0)),
         (400, {"error": {"message": "no"}}, Outcome(True, 0, 0)),
     ],

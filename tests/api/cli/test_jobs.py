@@ -71,6 +71,14 @@ async def test_submit_can_wait_and_says_how_it_ended(api: Api) -> None:
     assert died.err.endswith(" failed: its workers died\n")
 
 
+async def test_answers_that_come_at_once_are_printed_one_below_the_other(api: Api) -> None:
+    body = {"prompt": ["say a|b", "say c\n"], "n": 2}
+    waited = await jobs(api, "submit", "--wait", body=body)
+    assert (waited.code, waited.out) == (0, "ab\n\na'b'\n\nc\n\nc\n'\n")
+    job_id = waited.err.splitlines()[0].split()[-1]
+    assert (await jobs(api, "show", job_id)).out.endswith("\nab\n\na'b'\n\nc\n\n\nc\n'\n")
+
+
 async def test_submit_prints_an_answer_without_words_as_json(api: Api) -> None:
     done = await jobs(api, "submit", "--endpoint", "/v1/embeddings", "--wait", body={"input": "a"})
     assert done.code == 0
@@ -268,6 +276,10 @@ async def test_what_others_wrote_cannot_steer_a_terminal(api: Api) -> None:
         ({"choices": [{"message": {"content": "b"}}]}, "b"),
         ({"choices": [{"text": "c", "index": 0}]}, "c"),
         ({"choices": [{"message": {"content": None}}]}, '{"choices": [{"message": {"content": null}}]}'),
+        ([{"content": "a"}, {"content": "b\n"}], "a\n\nb\n"),
+        ({"choices": [{"text": "c", "index": 0}, {"text": "d", "index": 1}]}, "c\n\nd"),
+        ([{"content": "a"}, {}], '[{"content": "a"}, {}]'),
+        ([], "[]"),
         ([1.5], "[1.5]"),
     ],
 )

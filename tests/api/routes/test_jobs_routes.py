@@ -74,9 +74,10 @@ TEXT, CHAT = {"prompt": "say a|b", "seed": 1}, {"messages": [{"role": "user", "c
 BODIES: dict[str, dict[str, Any]] = {
     "/completion": TEXT | {"response_fields": ["content", "generation_settings/seed"]},
     "/completions": TEXT | {"return_tokens": True, "logit_bias": [[5, 1.0], [3, False]]},
-    "/v1/completions": TEXT | {"model": "mine", "max_tokens": 1},
-    "/v1/chat/completions": CHAT | {"model": "mine"},
-    "/chat/completions": CHAT,
+    "/infill": {"input_prefix": "say a|b", "input_suffix": "c", "n_probs": 1},
+    "/v1/completions": TEXT | {"model": "mine", "max_tokens": 1, "logprobs": 2, "n": 2},
+    "/v1/chat/completions": CHAT | {"model": "mine", "logprobs": True, "top_logprobs": 2},
+    "/chat/completions": CHAT | {"n": 3},
     "/v1/embeddings": {"input": ["a", "b"], "encoding_format": "base64", "model": "mine"},
 }
 
@@ -108,6 +109,30 @@ async def test_events_are_numbered_from_one_without_gaps(api: Api) -> None:
     assert [event.id for event in heard] == ["1", "2", "3", "4"]
     assert [event.name for event in heard] == ["token", "token", "token", "done"]
     assert [event.data for event in heard[:3]] == [{"text": text, "index": 0} for text in "abc"]
+
+
+async def test_a_job_has_as_many_answers_as_its_body_asks_for(api: Api, worker: ScriptedWorker) -> None:
+    body = {"prompt": ["say a|b", "say c"], "n": 2, "logprobs": 1}
+    job = await make(api, {"endpoint": "/completion", "body": body})
+    *heard, end = await read_events(api, job["id"])
+    said = [(event.data["index"], event.data["text"]) for event in heard]
+    assert said == [(0, "a"), (1, "a'"), (2, "c"), (3, "c'"), (0, "b"), (1, "b'")]
+    assert [entry["token"] for event in heard for entry in event.data["logprobs"]] == [text for _, text in said]
+    result = end.data["result"]
+    assert [(item["index"], item["content"]) for item in result] == [(0, "ab"), (1, "a'b'"), (2, "c"), (3, "c'")]
+    assert end.data["usage"] == {
+        "prompt_tokens": 14,
+        "completion_tokens": 6,
+        "total_tokens": 20,
+        "prompt_tokens_details": {"cached_tokens": 6},
+    }
+    assert worker.taken == [job["id"]]
+
+
+async def test_the_usage_of_a_request_that_somebody_waited_for_counts_its_prompt_once(api: Api) -> None:
+    response = await api.client.post("/completion", json={"prompt": "say a", "n": 3})
+    job = (await api.client.get(f"/v1/jobs/{response.headers['x-job-id']}")).json()
+    assert (job["result"], job["usage"]["prompt_tokens"], job["usage"]["completion_tokens"]) == (None, 7, 3)
 
 
 @pytest.mark.parametrize("after", [0, 1, 3])
@@ -354,7 +379,8 @@ BAD_JOBS: list[tuple[dict[str, Any], int, str]] = [
     ({"endpoint": "/nowhere", "body": {}}, 400, "endpoint"),
     ({"endpoint": "/completion", "body": []}, 400, "body"),
     ({"endpoint": "/completion", "body": {}}, 400, "body.prompt"),
-    ({"endpoint": "/completion", "body": {"prompt": ["a", "b"]}}, 400, "body.prompt"),
+    ({"endpoint": "/completion", "body": {"prompt": ["a"] * 17, "n": 128}}, 400, "body.n"),
+    ({"endpoint": "/infill", "body": {"input_prefix": "a"}}, 400, "body.input_suffix"),
     ({"endpoint": "/completion", "body": {"prompt": "a", "n_predict": True}}, 400, "body.n_predict"),
     ({"endpoint": "/completion", "body": {"prompt": "a", "stream": True}}, 400, "body.stream"),
     ({"endpoint": "/completion", "body": {"prompt": "a", "grammar": "x"}}, 501, "body.grammar"),

@@ -108,6 +108,72 @@ async def test_a_streamed_array_says_whose_every_piece_is(api: Api) -> None:
     assert pieces[-1]["stop"]
 
 
+async def test_choices_are_answers_of_their_own_in_order(api: Api, worker: ScriptedWorker) -> None:
+    body = (await api.client.post("/completion", json={"prompt": ["say a|b", "say c"], "n_cmpl": 2})).json()
+    assert [(item["index"], item["content"]) for item in body] == [(0, "ab"), (1, "a'b'"), (2, "c"), (3, "c'")]
+    assert len(worker.taken) == 2
+    one = (await api.client.post("/completion", json={"prompt": "say a", "n": 2})).json()
+    assert [item["content"] for item in one] == ["a", "a'"]
+
+
+async def test_a_streamed_choice_is_told_by_its_index(api: Api) -> None:
+    request = {"prompt": ["say a|b", "say c"], "n": 2, "return_progress": True}
+    pieces = data(await api.stream("/completion", request))
+    said = ["".join(piece["content"] for piece in pieces if piece["index"] == index) for index in range(4)]
+    assert said == ["ab", "a'b'", "c", "c'"]
+    finals = [piece for piece in pieces if piece["stop"]]
+    assert sorted(final["index"] for final in finals) == [0, 1, 2, 3]
+    assert {final["tokens_predicted"] for final in finals} == {1, 2}
+    counts = [piece["tokens_predicted"] for piece in pieces if piece["index"] == 1 and not piece["stop"]]
+    assert counts == [1, 2]
+
+
+async def test_probabilities_come_with_each_token_and_add_up_to_those_of_the_whole(api: Api) -> None:
+    request = {"prompt": "say a|👋|b", "n_probs": 3}
+    whole = (await api.client.post("/completion", json=request)).json()["completion_probabilities"]
+    assert [entry["token"] for entry in whole] == ["a", "\ufffd", "\ufffd", "b"]
+    assert bytes(byte for entry in whole for byte in entry["bytes"]).decode() == "a👋b"
+    assert all(len(entry["top_logprobs"]) == 3 and entry["top_logprobs"][0]["id"] == entry["id"] for entry in whole)
+    *pieces, last = data(await api.stream("/completion", request))
+    assert [len(piece["completion_probabilities"]) for piece in pieces] == [len(piece["tokens"]) for piece in pieces]
+    assert [entry for piece in pieces for entry in piece["completion_probabilities"]] == whole
+    assert "completion_probabilities" not in last
+
+
+async def test_probabilities_do_not_come_unasked(api: Api) -> None:
+    assert "completion_probabilities" not in "".join(await api.stream("/completion", {"prompt": "say a"}))
+
+
+async def test_probabilities_after_sampling_are_no_logarithms(api: Api) -> None:
+    request = {"prompt": "say a", "n_probs": 2, "post_sampling_probs": True}
+    [entry] = (await api.client.post("/completion", json=request)).json()["completion_probabilities"]
+    assert entry["prob"] == 0.5 and [other["prob"] for other in entry["top_probs"]] == [0.5, 0.25]
+
+
+async def test_timings_come_with_each_token_when_asked_for(api: Api) -> None:
+    *pieces, _ = data(await api.stream("/completion", {"prompt": "say a|b", "timings_per_token": True}))
+    assert [piece["timings"]["predicted_n"] for piece in pieces] == [1, 2]
+    *pieces, _ = data(await api.stream("/completion", {"prompt": "say a|b"}))
+    assert not any("timings" in piece for piece in pieces)
+
+
+async def test_an_infill_is_answered_like_a_completion(api: Api) -> None:
+    request = {"input_prefix": "say a|b", "input_suffix": "c", "seed": 7}
+    body = (await api.client.post("/infill", json=request)).json()
+    assert body.keys() == UNION_KEYS
+    assert body["content"] == "ab" and body["generation_settings"]["seed"] == 7
+    assert data(await api.stream("/infill", request))[-1]["stop"] is True
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_an_infill_that_the_model_cannot_do_is_a_plain_error(api: Api, is_stream: bool) -> None:
+    request = {"input_prefix": "lack", "input_suffix": "", "stream": is_stream}
+    response = await api.client.post("/infill", json=request)
+    assert response.status_code == 501
+    assert response.headers["content-type"].startswith("application/json")
+    assert response.json()["error"]["type"] == "not_supported_error"
+
+
 async def test_more_prompts_than_slots_are_all_answered(api: Api) -> None:
     body = (await api.client.post("/completion", json={"prompt": [f"say {i}" for i in range(10)]})).json()
     assert [item["content"] for item in body] == [str(i) for i in range(10)]

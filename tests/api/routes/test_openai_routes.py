@@ -123,6 +123,92 @@ async def test_a_legacy_stream_ends_once(api: Api) -> None:
     assert done == "[DONE]"
 
 
+async def test_the_sdk_reads_choices_and_counts_their_prompt_once(sdk: AsyncOpenAI) -> None:
+    answer = await sdk.chat.completions.create(model="any", messages=user("say a|b"), n=3)
+    assert [(choice.index, choice.message.content) for choice in answer.choices] == [
+        (0, "ab"),
+        (1, "a'b'"),
+        (2, "a''b''"),
+    ]
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (7, 6)
+    assert answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.cached_tokens == 3
+
+
+async def test_the_sdk_reads_streamed_choices(sdk: AsyncOpenAI) -> None:
+    stream = await sdk.chat.completions.create(
+        model="any", messages=user("say a|b"), n=2, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in stream]
+    assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == 4
+    for index, text in enumerate(("ab", "a'b'")):
+        mine = [choice for chunk in chunks for choice in chunk.choices if choice.index == index]
+        assert [choice.delta.role for choice in mine] == ["assistant", None, None, None]
+        assert "".join(choice.delta.content or "" for choice in mine) == text
+        assert [choice.finish_reason for choice in mine] == [None, None, None, "stop"]
+
+
+async def test_only_the_last_chunk_of_all_choices_has_timings(api: Api) -> None:
+    for path, body in (("/v1/chat/completions", {"messages": user("say a")}), ("/v1/completions", {"prompt": "say a"})):
+        *chunks, last, done = data(await api.stream(path, body | {"n": 2}))
+        assert "timings" in last and not any("timings" in chunk for chunk in chunks)
+        assert done == "[DONE]"
+
+
+async def test_the_sdk_reads_the_probabilities_of_a_chat(sdk: AsyncOpenAI) -> None:
+    ask: dict[str, Any] = {"model": "any", "messages": user("say a|👋"), "logprobs": True}
+    answer = await sdk.chat.completions.create(**ask, top_logprobs=3)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None and logprobs.content is not None
+    assert [entry.token for entry in logprobs.content] == ["a", "\ufffd", "\ufffd"]
+    assert bytes(byte for entry in logprobs.content for byte in entry.bytes or []).decode() == "a👋"
+    assert all(len(entry.top_logprobs) == 3 and entry.logprob <= 0 for entry in logprobs.content)
+    chunks = [chunk async for chunk in await sdk.chat.completions.create(**ask, top_logprobs=3, stream=True)]
+    streamed = [choice.logprobs for chunk in chunks for choice in chunk.choices if choice.delta.content]
+    assert [entry for some in streamed if some is not None for entry in some.content or []] == logprobs.content
+
+
+@pytest.mark.parametrize("more", [{}, {"top_logprobs": 0}, {"top_logprobs": None}])
+async def test_a_chat_without_alternatives_still_tells_each_tokens_own(sdk: AsyncOpenAI, more: Any) -> None:
+    answer = await sdk.chat.completions.create(model="any", messages=user("say a|b"), logprobs=True, **more)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None and logprobs.content is not None
+    assert [(entry.token, entry.top_logprobs) for entry in logprobs.content] == [("a", []), ("b", [])]
+
+
+async def test_the_sdk_reads_the_probabilities_of_a_legacy_completion(sdk: AsyncOpenAI) -> None:
+    ask: dict[str, Any] = {"model": "any", "prompt": ["say a|👋|b", "say c"]}
+    answer = await sdk.completions.create(**ask, logprobs=2)
+    first, second = (choice.logprobs for choice in answer.choices)
+    assert first is not None and second is not None
+    assert first.tokens == ["a", "\ufffd", "\ufffd", "b"] and first.text_offset == [0, 1, 1, 2]
+    assert first.token_logprobs is not None and all(value < 0 for value in first.token_logprobs)
+    assert first.top_logprobs is not None and [len(likely) for likely in first.top_logprobs] == [2, 2, 2, 2]
+    assert second.tokens == ["c"] and second.text_offset == [0]
+    offsets = [
+        offset
+        async for chunk in await sdk.completions.create(**ask, logprobs=2, stream=True)
+        for choice in chunk.choices
+        if choice.index == 0 and choice.logprobs is not None
+        for offset in choice.logprobs.text_offset or []
+    ]
+    assert offsets == first.text_offset
+    own = (await sdk.completions.create(**ask, logprobs=0)).choices[1].logprobs
+    assert own is not None and own.top_logprobs is not None and [*own.top_logprobs[0]] == ["c"]
+    assert (await sdk.completions.create(**ask)).choices[0].logprobs is None
+
+
+async def test_an_echo_stands_before_each_choice(sdk: AsyncOpenAI) -> None:
+    ask: dict[str, Any] = {"model": "any", "prompt": ["say a|b", "say c"], "echo": True, "n": 2}
+    answer = await sdk.completions.create(**ask)
+    texts = ["say a|bab", "say a|ba'b'", "say cc", "say cc'"]
+    assert [choice.text for choice in answer.choices] == texts
+    chunks = [chunk async for chunk in await sdk.completions.create(**ask, stream=True)]
+    streamed = [(choice.index, choice.text) for chunk in chunks for choice in chunk.choices]
+    assert ["".join(text for index, text in streamed if index == place) for place in range(4)] == texts
+
+
 async def test_the_sdk_reads_embeddings(sdk: AsyncOpenAI) -> None:
     answer = await sdk.embeddings.create(model="mine", input=["a", "b c", "a"])
     assert answer.model == "mine"

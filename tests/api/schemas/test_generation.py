@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from api.schemas.generation import DEFAULT_SAMPLERS, GenerationFields
-from api.schemas.llamacpp import completion
+from api.schemas.ask import Ask
+from api.schemas.generation import GenerationFields
+from api.schemas.llamacpp import completion, infill
 from api.schemas.openai import chat, completions
 from api.schemas.strict import read
 from shared.errors import InvalidRequest, NotSupported, SlotstreamError
-from shared.jobs import Completion, Lane, Sampling
+from shared.jobs import Completion, Generation, Infill, Lane, Truncation
 
 
 def fields(**given: Any) -> GenerationFields:
@@ -19,7 +21,7 @@ def fields(**given: Any) -> GenerationFields:
 
 
 def test_the_defaults_are_those_of_the_engine() -> None:
-    assert fields().sampling() == Sampling()
+    assert completion({"prompt": "x"}).request == Completion(prompts=("x",))
     assert fields().limit() == -1
     assert fields().lane is None
 
@@ -42,29 +44,24 @@ def test_the_defaults_are_those_of_the_engine() -> None:
         {"stop": {"a": 1}},
         {"stop": True},
         {"stop": [None]},
-        {"seed": -2},
-        {"seed": 2**32},
-        {"seed": 2**63},
-        {"seed": "x"},
-        {"seed": True},
-        {"seed": 1.0},
-        {"temperature": 1e39},
-        {"temperature": "hot"},
-        {"repeat_penalty": 0},
-        {"repeat_last_n": -2},
-        {"min_keep": -1},
         {"n_discard": -32},
         {"n_keep": -7},
         {"n": 0},
+        {"n": 129},
+        {"n_cmpl": 129},
+        {"n": 1.0},
+        {"truncate": 1},
+        {"truncate": "head"},
+        {"shift": "yes"},
+        {"t_max_predict_ms": -2},
+        {"n_indent": -1},
+        {"n_probs": "many"},
+        {"n_probs": True},
+        {"post_sampling_probs": 1},
+        {"n_cache_reuse": -1},
+        {"sse_ping_interval": -2},
         {"priority": "urgent"},
         {"stream_options": 1},
-        {"logit_bias": 5},
-        {"logit_bias": [[1]]},
-        {"logit_bias": [[1, True]]},
-        {"logit_bias": [[-1, 1]]},
-        {"logit_bias": [[True, 1]]},
-        {"logit_bias": {"1": "x"}},
-        {"logit_bias": [[2**31, 1]]},
     ],
     ids=str,
 )
@@ -76,28 +73,6 @@ def test_a_value_of_the_wrong_kind_is_refused_by_name(given: dict[str, Any]) -> 
 
 def test_null_is_the_default_for_every_field() -> None:
     assert fields(**dict.fromkeys(GenerationFields.model_fields)) == fields()
-
-
-@pytest.mark.parametrize(
-    ("given", "name", "value"),
-    [
-        ({"top_k": -5}, "top_k", 0),
-        ({"top_k": 10**6}, "top_k", 10**6),
-        ({"top_p": 7}, "top_p", 1.0),
-        ({"min_p": -1}, "min_p", 0.0),
-        ({"temperature": -1}, "temperature", 0.0),
-        ({"temperature": 1e38}, "temperature", 1e38),
-        ({"seed": -1}, "seed", None),
-        ({"seed": 0}, "seed", 0),
-        ({"seed": 2**32 - 1}, "seed", 2**32 - 1),
-        ({"logit_bias": [[5, -100]]}, "logit_bias", ((5, -100.0),)),
-        ({"logit_bias": [[5, False]]}, "logit_bias", ((5, None),)),
-        ({"logit_bias": {"5": 1.5}}, "logit_bias", ((5, 1.5),)),
-    ],
-    ids=str,
-)
-def test_sampling_is_clamped_like_llamacpp(given: dict[str, Any], name: str, value: Any) -> None:
-    assert getattr(fields(**given).sampling(), name) == value
 
 
 @pytest.mark.parametrize(
@@ -119,7 +94,7 @@ def test_the_limit_has_three_names(given: dict[str, Any], limit: int) -> None:
     [("", ()), ([""], ()), (["", "there"], ("there",)), (None, ()), ([], ()), ("a", ("a",))],
 )
 def test_empty_stops_are_ignored(stop: Any, stops: tuple[str, ...]) -> None:
-    request = completion({"prompt": "x", "stop": stop}).requests[0]
+    request = completion({"prompt": "x", "stop": stop}).request
     assert isinstance(request, Completion) and request.stop == stops
 
 
@@ -139,18 +114,10 @@ def test_the_lane_is_ours_or_openais_word(given: dict[str, Any], lane: Lane | No
 NATIVE = [
     ("grammar", 'root ::= "a"', ["", None]),
     ("json_schema", {"type": "object"}, [None]),
-    ("mirostat", 2, [0]),
-    ("dry_multiplier", 0.8, [0, 0.0]),
-    ("xtc_probability", 0.5, [0]),
-    ("top_n_sigma", 1.0, [-1, 0]),
-    ("dynatemp_range", 0.5, [0]),
-    ("samplers", ["top_k"], [DEFAULT_SAMPLERS]),
-    ("n_probs", 3, [0]),
-    ("n", 2, [1]),
+    ("verbose", True, [False]),
     ("id_slot", 1, [-1]),
     ("image_data", [{"data": "", "id": 1}], [[]]),
     ("lora", [{"id": 0, "scale": 1}], [[]]),
-    ("truncate", True, [False]),
 ]
 
 
@@ -163,9 +130,7 @@ def test_what_this_build_cannot_do_is_refused_unless_it_is_off(name: str, on: An
         assert completion({"prompt": "x", name: off})
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("mirostat", "2"), ("mirostat", True), ("grammar", 5), ("lora", {}), ("truncate", 1)]
-)
+@pytest.mark.parametrize(("name", "value"), [("verbose", "2"), ("id_slot", True), ("grammar", 5), ("lora", {})])
 def test_a_wrong_type_of_it_is_still_a_wrong_type(name: str, value: Any) -> None:
     with pytest.raises(InvalidRequest):
         completion({"prompt": "x", name: value})
@@ -181,12 +146,12 @@ MESSAGES = [{"role": "user", "content": "hi"}]
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, NotSupported),
         ({"response_format": {"type": "sound"}}, InvalidRequest),
         ({"response_format": "text"}, InvalidRequest),
-        ({"logprobs": True}, NotSupported),
-        ({"logprobs": True, "top_logprobs": 3}, NotSupported),
         ({"top_logprobs": 3}, InvalidRequest),
         ({"logprobs": True, "top_logprobs": 21}, InvalidRequest),
         ({"logprobs": True, "top_logprobs": -1}, InvalidRequest),
-        ({"n": 2}, NotSupported),
+        ({"n": 129}, InvalidRequest),
+        ({"logprobs": 1}, InvalidRequest),
+        ({"system_prompt": "x"}, NotSupported),
         ({"tool_choice": "required"}, InvalidRequest),
         ({"tools": {}}, InvalidRequest),
         ({"tools": [{}]}, InvalidRequest),
@@ -222,8 +187,155 @@ def test_chat_lets_harmless_fields_pass(given: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [{"logprobs": 0}, {"logprobs": 2}, {"echo": True}, {"suffix": "x"}, {"best_of": 2}], ids=str
+    ("given", "error"),
+    [
+        ({"suffix": "x"}, NotSupported),
+        ({"best_of": 2}, NotSupported),
+        ({"best_of": 3, "n": 2}, NotSupported),
+        ({"best_of": 1, "n": 2}, InvalidRequest),
+        ({"best_of": 0}, InvalidRequest),
+        ({"logprobs": -1}, InvalidRequest),
+        ({"logprobs": True}, InvalidRequest),
+        ({"logprobs": 1.0}, InvalidRequest),
+        ({"echo": True, "logprobs": 0}, NotSupported),
+        ({"echo": True, "prompt": [5, 6]}, NotSupported),
+        ({"echo": "yes"}, InvalidRequest),
+        ({"prompt": ["x"] * 1025, "n": 2}, InvalidRequest),
+    ],
+    ids=lambda value: str(value)[:60],
 )
-def test_text_completions_refuse_what_they_cannot_do(given: dict[str, Any]) -> None:
-    with pytest.raises(NotSupported):
+def test_text_completions_refuse_what_they_cannot_do(given: dict[str, Any], error: type[SlotstreamError]) -> None:
+    with pytest.raises(error):
         completions({"prompt": "x"} | given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"best_of": 1}, {"best_of": 2, "n": 2}, {"suffix": ""}, {"echo": False, "logprobs": 1}, {"logprobs": False}],
+    ids=str,
+)
+def test_text_completions_let_pass_what_asks_for_nothing_more(given: dict[str, Any]) -> None:
+    assert completions({"prompt": "x"} | given)
+
+
+def asked(ask: Ask) -> Generation:
+    assert isinstance(ask.request, Generation)
+    return ask.request
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "value"),
+    [
+        ({"n": 2}, "n", 2),
+        ({"n_cmpl": 3, "n": 2}, "n", 3),
+        ({"n": 128}, "n", 128),
+        ({"n_keep": -1}, "n_keep", -1),
+        ({"n_keep": 10**9}, "n_keep", 10**9),
+        ({"n_discard": 7}, "n_discard", 7),
+        ({"truncate": True}, "truncate", Truncation.BLOCKS),
+        ({"truncate": "blocks"}, "truncate", Truncation.BLOCKS),
+        ({"truncate": "tail"}, "truncate", Truncation.TAIL),
+        ({"truncate": False}, "truncate", None),
+        ({"shift": True}, "shift", True),
+        ({"shift": False}, "shift", False),
+        ({}, "shift", None),
+        ({"t_max_predict_ms": 250}, "t_max_predict_ms", 250),
+        ({"n_indent": 4}, "n_indent", 4),
+        ({"cache_prompt": False}, "cache_prompt", False),
+        ({"post_sampling_probs": True}, "post_sampling_probs", True),
+        ({"timings_per_token": True}, "timings_per_token", True),
+        ({"system_prompt": "You are"}, "system_prompt", "You are"),
+        (
+            {"system_prompt": {"prompt": "You are", "anti_prompt": "U:", "assistant_name": "A:"}},
+            "system_prompt",
+            "You are",
+        ),
+        ({"system_prompt": {}}, "system_prompt", ""),
+        ({"system_prompt": [5, "x"]}, "system_prompt", (5, "x")),
+    ],
+    ids=str,
+)
+def test_what_is_asked_of_a_generation_reaches_the_worker(given: dict[str, Any], name: str, value: Any) -> None:
+    assert getattr(asked(completion({"prompt": "x"} | given)), name) == value
+
+
+@pytest.mark.parametrize(
+    ("read_body", "given", "has_own", "n_probs"),
+    [
+        (completion, {}, False, 0),
+        (completion, {"n_probs": 0, "logprobs": 0}, False, 0),
+        (completion, {"n_probs": -3}, False, 0),
+        (completion, {"logprobs": 3}, True, 3),
+        (completion, {"n_probs": 2, "logprobs": 3}, True, 2),
+        (completions, {}, False, 0),
+        (completions, {"logprobs": None}, False, 0),
+        (completions, {"logprobs": 0}, True, 0),
+        (completions, {"logprobs": 5}, True, 5),
+        (completions, {"logprobs": 5, "n_probs": 2}, True, 2),
+        (chat, {"logprobs": True}, True, 0),
+        (chat, {"logprobs": True, "top_logprobs": 0, "n_probs": 4}, True, 0),
+        (chat, {"logprobs": True, "top_logprobs": 20}, True, 20),
+        (chat, {"logprobs": False, "n_probs": 4}, True, 4),
+        (chat, {"logprobs": False}, False, 0),
+    ],
+    ids=str,
+)
+def test_each_dialect_asks_for_probabilities_in_its_own_way(
+    read_body: Callable[[dict[str, Any]], Ask], given: dict[str, Any], has_own: bool, n_probs: int
+) -> None:
+    request = asked(read_body({"prompt": "x", "messages": MESSAGES} | given))
+    assert (request.has_logprobs, request.n_probs, request.wants_logprobs) == (has_own, n_probs, has_own)
+
+
+@pytest.mark.parametrize(
+    ("given", "n_probs"),
+    [
+        ({"n_probs": 60_000, "n_predict": 4}, 60_000),
+        ({"n_probs": 60_000, "n_predict": 0}, 60_000),
+        ({"n_probs": 60_000, "n_predict": 1000}, 1000),
+        ({"n_probs": 60_000}, 122),
+        ({"n_probs": 20, "n_predict": 2**31 - 1}, 20),
+    ],
+    ids=str,
+)
+def test_what_an_answer_tells_of_probabilities_is_bounded(given: dict[str, Any], n_probs: int) -> None:
+    assert asked(completion({"prompt": "x"} | given)).n_probs == n_probs
+
+
+def test_an_array_is_one_request_that_can_be_split() -> None:
+    ask = completion({"prompt": ["a", [5], "b"], "n": 2, "top_k": 3})
+    whole = ask.request
+    assert isinstance(whole, Completion) and whole.prompts == ("a", (5,), "b") and whole.n_sequences == 6
+    parts = ask.split()
+    assert [part.prompts for part in parts if isinstance(part, Completion)] == [("a",), ((5,),), ("b",)]
+    assert {part.model_copy(update={"prompts": whole.prompts}) for part in parts} == {whole}
+
+
+def test_the_sides_of_an_infill_are_prompts_and_its_context_is_files() -> None:
+    body = {"input_prefix": "def f(", "input_suffix": [5, "):"], "prompt": "a, ", "n": 2}
+    extra = [{"filename": "b.py", "text": "x"}, {"text": "y"}, {"filename": None, "text": ""}]
+    request = infill(body | {"input_extra": extra}).request
+    assert isinstance(request, Infill) and request.n == 2
+    assert (request.prefix, request.suffix, request.prompt) == ("def f(", (5, "):"), "a, ")
+    assert request.extra == (("b.py", "x"), ("tmp", "y"), ("tmp", ""))
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({"input_prefix": None}, "input_prefix"),
+        ({"input_suffix": None}, "input_suffix"),
+        ({"input_suffix": 5}, "input_suffix"),
+        ({"input_prefix": [-1]}, "input_prefix[0]"),
+        ({"prompt": ["a"]}, "prompt"),
+        ({"input_extra": {}}, "input_extra"),
+        ({"input_extra": ["x"]}, "input_extra[0]"),
+        ({"input_extra": [{"filename": "x"}]}, "input_extra[0].text"),
+        ({"input_extra": [{"filename": 1, "text": "x"}]}, "input_extra[0].filename"),
+    ],
+    ids=str,
+)
+def test_an_infill_without_its_parts_is_refused_by_name(given: dict[str, Any], name: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        infill({"input_prefix": "a", "input_suffix": "b"} | given)
+    assert caught.value.param == name

@@ -91,7 +91,7 @@ def test_a_choice_that_is_none_is_refused(choice: Any) -> None:
 
 def test_the_template_is_told_of_tools_that_may_be_called() -> None:
     body = {"messages": [{"role": "user", "content": "hi"}], "tools": [TOOL]}
-    (request,) = chat(body).requests
+    request = chat(body).request
     assert isinstance(request, Chat) and request.template_kwargs == {"tools": [TOOL]}
-    (request,) = chat(body | {"tool_choice": "none"}).requests
+    request = chat(body | {"tool_choice": "none"}).request
     assert isinstance(request, Chat) and request.template_kwargs == {}

@@ -146,6 +146,7 @@ def test_what_was_parked_or_lost_is_grouped_again_the_same(short_model: Path) ->
         faults = Faults(lambda decode, fault=fault: fault if decode.number in (3, 60) else None)  # type: ignore[misc]
         with Recorded(extended(short_model), open_context=faults.open) as engine:
             assert list(engine.run(bulk)[0].ids) == ids
+        assert faults.n_openings == 0
     faults = Faults(lambda decode: Fault(-3) if decode.number >= 50 and not decode.n_openings else None)
     with Recorded(extended(short_model), open_context=faults.open) as engine:
         assert list(engine.run(bulk)[0].ids) == ids

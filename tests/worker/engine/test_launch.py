@@ -16,6 +16,7 @@ from tests.models import BYTE_EOS
 from tests.worker.engine.harness import task
 from tests.worker.engine.parts import ScriptedCache
 from worker.engine.cells import Cells
+from worker.engine.constraint import Masks
 from worker.engine.launch import Launcher
 from worker.engine.llama import Model
 
@@ -28,8 +29,14 @@ def model(byte_model: Path) -> Iterator[Model]:
         yield loaded
 
 
-def launcher(model: Model) -> Launcher:
-    return Launcher(model, Cells(ScriptedCache(), 2, n_cells=100), N_CTX)
+@pytest.fixture(scope="module")
+def masks(model: Model) -> Iterator[Masks]:
+    with Masks(model.lexicon(), n_threads=1) as opened:
+        yield opened
+
+
+def launcher(model: Model, masks: Masks) -> Launcher:
+    return Launcher(model, Cells(ScriptedCache(), 2, n_cells=100), N_CTX, masks)
 
 
 @pytest.mark.parametrize(
@@ -42,9 +49,9 @@ def launcher(model: Model) -> Launcher:
     ],
 )
 def test_what_would_harm_others_is_refused(
-    model: Model, n_prompt: int, produced: tuple[int, ...], error: type | None
+    model: Model, masks: Masks, n_prompt: int, produced: tuple[int, ...], error: type | None
 ) -> None:
-    refusal = launcher(model).check(task("a", [65] * n_prompt, produced=produced))
+    refusal = launcher(model, masks).check(task("a", [65] * n_prompt, produced=produced))
     assert refusal is None if error is None else isinstance(refusal, error)
 
 
@@ -63,7 +70,7 @@ def test_what_would_harm_others_is_refused(
 def test_what_an_earlier_attempt_brought_to_its_end_is_answered_at_once(
     model: Model, more: dict[str, Any], stop_type: StopType | None, text: str
 ) -> None:
-    answer = launcher(model).answer_at_once(task("a", **({"prompt": list(b"hello")} | more)))
+    answer = launcher(model, masks).answer_at_once(task("a", **({"prompt": list(b"hello")} | more)))
     if stop_type is None:
         assert answer is None
     else:
@@ -71,11 +78,11 @@ def test_what_an_earlier_attempt_brought_to_its_end_is_answered_at_once(
         assert (answer.stop_type, answer.text, answer.id_slot) == (stop_type, text, -1)
 
 
-def test_a_sequence_begins_with_all_that_is_known(model: Model) -> None:
+def test_a_sequence_begins_with_all_that_is_known(model: Model, masks: Masks) -> None:
     sampling = Sampling(repeat_penalty=1.2)
     began = task("a", list(b"hello"), produced=tuple(b"you"), sampling=sampling, queue_ms=500.0, lane=Lane.BULK)
     since = time.monotonic() - 2.0
-    sequence = launcher(model).launch(began, since)
+    sequence = launcher(model, masks).launch(began, since)
     assert bytes(sequence.resident.tokens[: sequence.resident.n_tokens].tolist()) == b"helloyou"
     assert (sequence.n_prompt, sequence.n_decoded, sequence.transcript.text) == (5, 3, "you")
     assert sequence.resident.is_patient

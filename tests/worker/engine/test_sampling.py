@@ -186,6 +186,10 @@ class Only:
     def is_over(self) -> bool:
         return not self._allowed
 
+    @property
+    def failure(self) -> None:
+        return None
+
     def mask(self, row: Floats) -> None:
         allowed = self._allowed[0] if self._allowed else [self._end]
         row[np.setdiff1d(np.arange(len(row)), allowed)] = -np.inf

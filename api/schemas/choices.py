@@ -1,0 +1,188 @@
+"""OpenAI's answers to chats and completions, whole and in pieces, with llama.cpp's additions. Knows no field of theirs.
+
+Each answer is a choice; choice `c` of prompt `p` has the index `p * n + c`. The judge is the `openai` SDK.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from api import sse
+from api.problems import body_of
+from api.schemas.answers import FINGERPRINT, answers_of, finish_reason, timings_json, usage_json
+from api.schemas.ask import Heard, Origin
+from api.schemas.logprobs import LegacyLogprobs, chat_json
+from shared.events import Accepted, Answer, ChosenLogprob, Finished, Tokens
+from shared.jobs import Chat, Completion
+
+
+class _Shape:
+    """What both have in common: numbered choices, what closes a stream, usage."""
+
+    def __init__(
+        self, head: dict[str, Any], chunk_head: dict[str, Any], request: Chat | Completion, *, has_usage: bool
+    ) -> None:
+        self._head = head
+        self._chunk_head = chunk_head
+        self._request = request
+        self._has_usage = has_usage
+        self._answers: list[Answer] = []
+        """That ended a choice of the stream."""
+
+    def end(self) -> bytes:
+        if not self._has_usage:
+            return sse.DONE
+        last = {"choices": [], **self._chunk_head, **self._closing(self._answers, self._answers[-1])}
+        return sse.data(last) + sse.DONE
+
+    def failed(self, error: Exception) -> bytes:
+        return sse.data(body_of(error, with_param=True))
+
+    def _index(self, place: int, index: int) -> int:
+        """Among the choices of all jobs."""
+        return place * self._request.n + index
+
+    def _whole(self, choices: list[dict[str, Any]], endings: Iterable[Finished]) -> dict[str, Any]:
+        answers = [answer for ending in endings for answer in answers_of(ending)]
+        return {"choices": choices, **self._head, **self._closing(answers, answers[0])}
+
+    def _closing(self, answers: Iterable[Answer], timed: Answer) -> dict[str, Any]:
+        return {"usage": usage_json(answers, self._request.n), "timings": timings_json(timed.timings)}
+
+    def _chunk(self, choice: dict[str, Any], tokens: Tokens | None = None) -> bytes:
+        chunk = {"choices": [choice], **self._chunk_head}
+        if tokens is not None and tokens.timings is not None:
+            chunk["timings"] = timings_json(tokens.timings)
+        return sse.data(chunk)
+
+    def _last_chunk(self, choice: dict[str, Any], answer: Answer) -> bytes:
+        """Of one choice. That of the last one has the timings, unless a chunk with usage follows."""
+        self._answers.append(answer)
+        chunk = {"choices": [choice], **self._chunk_head}
+        if not self._has_usage and len(self._answers) == self._request.n_sequences:
+            chunk["timings"] = timings_json(answer.timings)
+        return sse.data(chunk)
+
+
+class ChatShape(_Shape):
+    """`chat.completion` and its chunks. Of each choice the role comes first, then text, then why it ended."""
+
+    def __init__(self, origin: Origin, request: Chat, *, has_usage: bool) -> None:
+        head = _head(origin, "chatcmpl", "chat.completion")
+        super().__init__(head, head | {"object": "chat.completion.chunk"}, request, has_usage=has_usage)
+        self._opened: set[int] = set()
+
+    def say(self, heard: Heard) -> bytes:
+        match heard.event:
+            case Accepted():
+                return b"".join(self._opening(index) for index in range(self._request.n))
+            case Tokens() as tokens if tokens.text or tokens.logprobs:
+                delta = {"content": tokens.text}
+                choice = {"finish_reason": None, "index": tokens.index, "delta": delta}
+                if self._request.wants_logprobs:
+                    choice["logprobs"] = self._logprobs(tokens.logprobs)
+                return self._opening(tokens.index) + self._chunk(choice, tokens)
+            case Finished() as finished:
+                return b"".join(self._ending(answer) for answer in answers_of(finished))
+        return b""
+
+    def body(self, endings: Sequence[Finished]) -> Any:
+        (ending,) = endings
+        return self._whole([self._choice(answer) for answer in answers_of(ending)], endings)
+
+    def _opening(self, index: int) -> bytes:
+        if index in self._opened:
+            return b""
+        self._opened.add(index)
+        return self._chunk({"finish_reason": None, "index": index, "delta": {"role": "assistant", "content": None}})
+
+    def _ending(self, answer: Answer) -> bytes:
+        choice = {"finish_reason": finish_reason(answer.stop_type), "index": answer.index, "delta": {}}
+        return self._opening(answer.index) + self._last_chunk(choice, answer)
+
+    def _choice(self, answer: Answer) -> dict[str, Any]:
+        return {
+            "finish_reason": finish_reason(answer.stop_type),
+            "index": answer.index,
+            "message": {"role": "assistant", "content": answer.text},
+            "logprobs": self._logprobs(answer.logprobs) if self._request.wants_logprobs else None,
+        }
+
+    def _logprobs(self, entries: Sequence[ChosenLogprob]) -> dict[str, Any]:
+        return chat_json(entries, is_post_sampling=self._request.post_sampling_probs)
+
+
+class TextShape(_Shape):
+    """`text_completion`, whole or in pieces. With an echo, the text of each choice begins with its prompt."""
+
+    def __init__(self, origin: Origin, request: Completion, *, has_usage: bool, has_echo: bool) -> None:
+        head = _head(origin, "cmpl", "text_completion")
+        super().__init__(head, head, request, has_usage=has_usage)
+        self._echoes = tuple(prompt for prompt in request.prompts if isinstance(prompt, str)) if has_echo else ()
+        self._logprobs: dict[int, LegacyLogprobs] = {}
+        self._echoed: set[int] = set()
+
+    def say(self, heard: Heard) -> bytes:
+        match heard.event:
+            case Accepted():
+                return b"".join(self._opening(self._index(heard.place, choice)) for choice in range(self._request.n))
+            case Tokens() as tokens if tokens.text or tokens.logprobs:
+                index = self._index(heard.place, tokens.index)
+                choice = _text_choice(index, tokens.text, logprobs=self._logprobs_of(index, tokens.logprobs))
+                return self._opening(index) + self._chunk(choice, tokens)
+            case Finished() as finished:
+                return b"".join(
+                    self._ending(self._index(heard.place, answer.index), answer) for answer in answers_of(finished)
+                )
+        return b""
+
+    def body(self, endings: Sequence[Finished]) -> Any:
+        choices = [
+            self._choice(self._index(place, answer.index), answer)
+            for place, ending in enumerate(endings)
+            for answer in answers_of(ending)
+        ]
+        return self._whole(choices, endings)
+
+    def _opening(self, index: int) -> bytes:
+        echo = self._echo(index)
+        if not echo or index in self._echoed:
+            return b""
+        self._echoed.add(index)
+        return self._chunk(_text_choice(index, echo))
+
+    def _ending(self, index: int, answer: Answer) -> bytes:
+        choice = _text_choice(index, "", reason=finish_reason(answer.stop_type))
+        return self._opening(index) + self._last_chunk(choice, answer)
+
+    def _choice(self, index: int, answer: Answer) -> dict[str, Any]:
+        logprobs = self._logprobs_of(index, answer.logprobs)
+        reason = finish_reason(answer.stop_type)
+        return _text_choice(index, self._echo(index) + answer.text, logprobs=logprobs, reason=reason)
+
+    def _echo(self, index: int) -> str:
+        return self._echoes[index // self._request.n] if self._echoes else ""
+
+    def _logprobs_of(self, index: int, entries: Sequence[ChosenLogprob]) -> dict[str, Any] | None:
+        if not self._request.wants_logprobs:
+            return None
+        if index not in self._logprobs:
+            self._logprobs[index] = LegacyLogprobs(is_post_sampling=self._request.post_sampling_probs)
+        return self._logprobs[index].push(entries)
+
+
+def _head(origin: Origin, prefix: str, kind: str) -> dict[str, Any]:
+    return {
+        "created": origin.created,
+        "id": f"{prefix}-{origin.job_id.removeprefix('job_').replace('_', '')}",
+        "model": origin.model,
+        "system_fingerprint": FINGERPRINT,
+        "object": kind,
+    }
+
+
+def _text_choice(
+    index: int, text: str, *, logprobs: dict[str, Any] | None = None, reason: str | None = None
+) -> dict[str, Any]:
+    return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": reason}

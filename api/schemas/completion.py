@@ -1,0 +1,41 @@
+"""What continues a prompt, native and OpenAI alike: the fields of both, and the one request that they become.
+
+Knows no answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import PlainValidator
+
+from api.schemas.generation import GenerationFields
+from api.schemas.later import check_response_format
+from api.schemas.prompts import prompt_of, prompts_of
+from api.schemas.strict import bad_field
+from shared.jobs import Completion, Prompt
+
+
+def _system_prompt(value: Any) -> Prompt:
+    """Text or tokens, or the object of 2024. What that calls the two sides is for clients to read, and changes nothing
+    here."""
+    if not isinstance(value, dict):
+        return prompt_of("system_prompt", value)
+    for name in ("anti_prompt", "assistant_name"):
+        if not isinstance(value.get(name, ""), str):
+            raise bad_field(f"system_prompt.{name}", "must be a string")
+    return prompt_of("system_prompt.prompt", value.get("prompt", ""))
+
+
+class PromptFields(GenerationFields):
+    system_prompt: Annotated[Prompt | None, PlainValidator(_system_prompt)] = None
+
+
+def completion_of(typed: PromptFields, fields: Mapping[str, Any]) -> Completion:
+    """`typed` is what was read of `fields`. Raises InvalidRequest or NotSupported."""
+    if fields.get("prompt") is None:
+        raise bad_field("prompt", "is needed")
+    prompts = prompts_of("prompt", fields["prompt"])
+    check_response_format(fields)
+    return Completion(prompts=prompts, system_prompt=typed.system_prompt, **typed.generation(len(prompts)))

@@ -1,0 +1,66 @@
+"""llama.cpp's `generation_settings`: what was asked for, under the names of today's server and of that of 2024.
+
+Knows no vocabulary, so a text that stands for tokens is told as the text it is.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from shared.jobs import Constraint, Generation, Sampling
+
+
+def settings_json(request: Generation, *, model: str, seed: int, is_stream: bool) -> dict[str, Any]:
+    """`seed` is the one that was used, also when none was asked for."""
+    return {
+        "model": model,
+        **_sampling_json(request.sampling),
+        "seed": seed,
+        **_constraint_json(request.constraint),
+        "stop": list(request.stop),
+        "max_tokens": request.n_predict,
+        "n_predict": request.n_predict,
+        "n_cmpl": request.n,
+        "n_keep": request.n_keep,
+        "n_discard": request.n_discard,
+        "truncate": request.truncate.value if request.truncate else False,
+        "shift": request.shift,
+        "t_max_predict_ms": request.t_max_predict_ms,
+        "n_indent": request.n_indent,
+        "n_probs": request.n_probs,
+        "post_sampling_probs": request.post_sampling_probs,
+        "timings_per_token": request.timings_per_token,
+        "cache_prompt": request.cache_prompt,
+        "stream": is_stream,
+        "chat_format": "Content-only",
+        "reasoning_format": "none",
+        "reasoning_in_content": False,
+        "generation_prompt": "",
+        "speculative.types": "none",
+        "backend_sampling": False,
+        "lora": [],
+    }
+
+
+def _sampling_json(sampling: Sampling) -> dict[str, Any]:
+    told = sampling.model_dump(mode="json", exclude={"penalty_prompt", "logit_bias"})
+    penalty_prompt = sampling.penalty_prompt
+    pieces = [penalty_prompt] if isinstance(penalty_prompt, str) else list(penalty_prompt or ())
+    return told | {
+        "use_penalty_prompt_tokens": penalty_prompt is not None,
+        "penalty_prompt_tokens": pieces,
+        "logit_bias": [{"bias": bias, "token": token} for token, bias in sampling.logit_bias],
+    }
+
+
+def _constraint_json(constraint: Constraint | None) -> dict[str, Any]:
+    told: dict[str, Any] = {"grammar": "", "grammar_lazy": False, "grammar_triggers": [], "preserved_tokens": []}
+    match constraint:
+        case Constraint(syntax="gbnf", text=text):
+            told["grammar"] = text
+        case Constraint(syntax="json_schema", text=text):
+            told["json_schema"] = json.loads(text)
+        case Constraint(syntax="regex", text=text):
+            told["regex"] = text
+    return told

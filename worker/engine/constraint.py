@@ -1,0 +1,251 @@
+"""Which tokens a constraint leaves to a sequence: grammars compiled once, a matcher for each sequence, and the thread
+that works out what may come next while the decode runs.
+
+Masks are worked out by llguidance, natively and for all sequences together. Nothing here knows logits but as a row
+to be masked; what grammars look like is for `worker.grammar` to know.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher
+from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask_par
+from numpy.typing import NDArray
+
+from shared.errors import InvalidRequest
+from shared.jobs import Constraint
+from worker.grammar.examiner import Examiner
+from worker.grammar.lexicon import Lexicon
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+MAX_KNOWN = 64
+"""Grammars that are kept for whoever asks for them again."""
+PATIENCE_S = 1.0
+"""After which a thread that waits for a mask looks whether there is still somebody to give one."""
+FEW = 64
+"""A row with fewer allowed than one token in so many is filled anew; with more it is capped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A constraint ready for any number of sequences."""
+
+    prototype: LLMatcher
+    """Only ever copied."""
+    name: str
+    """What the client calls it."""
+
+
+class Grammars:
+    """Compiles constraints, for threads that may wait; the decode thread gets what is compiled."""
+
+    def __init__(self, lexicon: Lexicon) -> None:
+        self._lexicon = lexicon
+        self._examiner = Examiner(lexicon)
+        self._known: OrderedDict[bytes, LLMatcher | str] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def compile(self, constraint: Constraint) -> Grammar:
+        """Raises InvalidRequest, with the client's name for it, in a second or two at most."""
+        known = self._look_up(constraint)
+        if isinstance(known, str):
+            raise InvalidRequest(f"Field '{constraint.name}': {known}", param=constraint.name)
+        return Grammar(known, constraint.name)
+
+    def close(self) -> None:
+        self._examiner.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _look_up(self, constraint: Constraint) -> LLMatcher | str:
+        """A matcher, or why there is none."""
+        key = hashlib.blake2b(f"{constraint.syntax}\0{constraint.text}".encode("utf-8", "surrogatepass")).digest()
+        with self._lock:
+            if key in self._known:
+                self._known.move_to_end(key)
+                return self._known[key]
+        found = self._compiled(constraint)
+        with self._lock:
+            self._known[key] = found
+            while len(self._known) > MAX_KNOWN:
+                self._known.popitem(last=False)
+        return found
+
+    def _compiled(self, constraint: Constraint) -> LLMatcher | str:
+        verdict = self._examiner.examine(constraint)
+        if verdict.reason:
+            return verdict.reason
+        matcher = self._lexicon.matcher(verdict.lark)
+        return matcher.get_error() or matcher
+
+
+class Mask(NamedTuple):
+    """What may come behind `n_tokens` of a text. Of `ids` and `caps` one is there; without either nothing may come."""
+
+    n_tokens: int
+    is_over: bool
+    """Nothing but an end of the generation may come."""
+    ids: Ids | None = None
+    """Those that may, when they are few."""
+    caps: Floats | None = None
+    """(n_vocab): plus infinity for those that may, else minus infinity."""
+    failure: str = ""
+    """Why it cannot go on: then nothing may come."""
+
+    def apply(self, row: Floats) -> None:
+        if self.caps is not None:
+            np.minimum(row, self.caps, out=row)
+            return
+        kept = None if self.ids is None else row[self.ids]
+        row.fill(-np.inf)
+        if kept is not None:
+            row[self.ids] = kept
+
+
+class Matcher:
+    """Where one sequence stands in its grammar.
+
+    Driven by the decode thread, which waits only for a mask that is not there yet; `follow` and `publish` are for the
+    thread of `masks`.
+    """
+
+    def __init__(self, grammar: Grammar, masks: Masks) -> None:
+        self._name = grammar.name
+        self._masks = masks
+        self._native = grammar.prototype.deep_copy()
+        self._accepted: deque[int] = deque()  # the decode thread appends, the other one takes
+        self._n_accepted = 0  # written by the decode thread
+        self._n_followed = 0  # written by the other one
+        self._mask: Mask | None = None  # written by the other one
+        masks.ask(self)
+
+    def accept(self, token: int) -> None:
+        self._n_accepted += 1
+        self._accepted.append(token)
+        self._masks.ask(self)
+
+    def mask(self, row: Floats) -> None:
+        self._masks.of(self).apply(row)
+
+    @property
+    def is_over(self) -> bool:
+        return self._masks.of(self).is_over
+
+    @property
+    def failure(self) -> InvalidRequest | None:
+        """What to tell the client when no token may come since its grammar is too much for llguidance."""
+        failure = self._masks.of(self).failure
+        return InvalidRequest(f"Field '{self._name}': {failure}", param=self._name) if failure else None
+
+    def current(self) -> Mask | None:
+        """The mask behind all that was accepted, if it is there."""
+        mask = self._mask
+        return mask if mask is not None and mask.n_tokens == self._n_accepted else None
+
+    def follow(self) -> LLMatcher:
+        """Take in what was accepted. Returns what is to be asked for the mask; it may have failed."""
+        tokens = [self._accepted.popleft() for _ in range(len(self._accepted))]
+        self._n_followed += len(tokens)
+        self._native.consume_tokens(tokens)
+        return self._native
+
+    def publish(self, bits: NDArray[np.uint8], n_vocab: int, eog: Ids) -> None:
+        """The answer to what `follow` returned: one bit for each token."""
+        if self._native.is_error():
+            failure = self._native.get_error().split("\n", 1)[0]
+            self._mask = Mask(self._n_followed, is_over=False, failure=failure)
+            return
+        allowed = np.unpackbits(bits, count=n_vocab, bitorder="little")
+        n_allowed = np.count_nonzero(allowed)
+        is_over = n_allowed == np.count_nonzero(allowed[eog])
+        if n_allowed * FEW < n_vocab:
+            self._mask = Mask(self._n_followed, is_over, ids=np.flatnonzero(allowed))
+        else:
+            self._mask = Mask(self._n_followed, is_over, caps=_CAPS[bits].reshape(-1)[:n_vocab])
+
+
+_CAPS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), np.inf, -np.inf)
+_CAPS = _CAPS.astype(np.float32)
+"""(256, 8): caps of eight tokens by the byte of their bits."""
+
+
+class Masks:
+    """The thread that works masks out: those of all sequences that wait for one, in one call that leaves Python.
+
+    `n_threads` are those of the call.
+    """
+
+    def __init__(self, lexicon: Lexicon, n_threads: int) -> None:
+        self._n_bits = lexicon.n_bits
+        self._n_vocab = len(lexicon.tokens)
+        self._eog = np.array(sorted(lexicon.eog), dtype=np.int64)
+        self._executor = LLExecutor(n_threads)
+        self._asking: deque[Matcher] = deque()
+        self._is_asked = threading.Event()
+        self._has_answered = threading.Condition()
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name="masks", daemon=True)
+        self._thread.start()
+
+    def ask(self, matcher: Matcher) -> None:
+        """It has accepted something. Costs the decode thread a microsecond or two."""
+        self._asking.append(matcher)
+        if not self._is_asked.is_set():
+            self._is_asked.set()
+
+    def of(self, matcher: Matcher) -> Mask:
+        """The mask behind all that a matcher accepted, when it is there."""
+        if (mask := matcher.current()) is not None:
+            return mask
+        with self._has_answered:
+            while (mask := matcher.current()) is None:
+                if not self._has_answered.wait(PATIENCE_S) and not self._thread.is_alive():
+                    raise RuntimeError("the thread that works out masks is gone")
+        return mask
+
+    def close(self) -> None:
+        self._is_closing = True
+        self._is_asked.set()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        while True:
+            self._is_asked.wait()
+            self._is_asked.clear()  # before looking: who asks from here on is seen now or wakes this thread again
+            if self._is_closing:
+                return
+            asking = dict.fromkeys(self._asking.popleft() for _ in range(len(self._asking)))
+            if asking:
+                self._answer(list(asking))
+
+    def _answer(self, matchers: list[Matcher]) -> None:
+        bits = allocate_token_bitmask(len(matchers), self._n_bits)
+        natives = [(matcher.follow(), index) for index, matcher in enumerate(matchers)]
+        fill_next_token_bitmask_par(self._executor, natives, bits)
+        for matcher, row in zip(matchers, bits.view(np.uint8), strict=True):
+            matcher.publish(row, self._n_vocab, self._eog)
+        with self._has_answered:
+            self._has_answered.notify_all()
