@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 from pydantic import PlainValidator
 
+from api.schemas.constraints import constraint_of
 from api.schemas.generation import GenerationFields
-from api.schemas.later import check_response_format
 from api.schemas.prompts import prompt_of, prompts_of
 from api.schemas.strict import bad_field
 from shared.jobs import Completion, Prompt
@@ -37,5 +37,9 @@ def completion_of(typed: PromptFields, fields: Mapping[str, Any]) -> Completion:
     if fields.get("prompt") is None:
         raise bad_field("prompt", "is needed")
     prompts = prompts_of("prompt", fields["prompt"])
-    check_response_format(fields)
-    return Completion(prompts=prompts, system_prompt=typed.system_prompt, **typed.generation(len(prompts)))
+    return Completion(
+        prompts=prompts,
+        system_prompt=typed.system_prompt,
+        constraint=constraint_of(fields),
+        **typed.generation(len(prompts)),
+    )
