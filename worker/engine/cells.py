@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 
 from worker.engine.account import Account
 from worker.engine.eviction import least_missed, least_missed_end
+from worker.engine.grouping import UNGROUPED, Grouping
 from worker.engine.resident import NOWHERE, Ids, Resident, Standing
 
 __all__ = ["Cache", "Cells", "Ids", "Prefix", "Resident", "Standing"]
@@ -34,6 +35,8 @@ class Cache(Protocol):
     def share(self, source: int, target: int, start: int, end: int) -> None: ...
 
     def shift(self, seq_id: int, start: int, end: int) -> None: ...
+
+    def divide(self, seq_id: int, start: int, n: int) -> None: ...
 
 
 class Prefix(NamedTuple):
@@ -56,17 +59,26 @@ class Cells:
 
     Ids must be enough for all that run. `can_rewind` is False for models whose state cannot lose its end: there a
     sequence is reused as a whole or not at all. `can_shift` is False where what is in the cache cannot be moved to
-    other positions.
+    other positions. Where tokens share positions (`grouping`), nobody lends anything: whole groups are moved when they
+    are complete.
     """
 
     def __init__(
-        self, cache: Cache, n_ids: int, *, n_cells: int, can_rewind: bool = True, can_shift: bool = True
+        self,
+        cache: Cache,
+        n_ids: int,
+        *,
+        n_cells: int,
+        can_rewind: bool = True,
+        can_shift: bool = True,
+        grouping: Grouping = UNGROUPED,
     ) -> None:
         self._cache = cache
         self._n_cells = n_cells
         self._account = Account(n_cells, n_ids)
-        self._can_rewind = can_rewind
-        self.can_shift = can_shift
+        self._grouping = grouping
+        self._can_rewind = can_rewind and grouping.n == 1
+        self.can_shift = can_shift and grouping.n == 1
         self._stamps = itertools.count(1)
         self._unused_ids = list(reversed(range(n_ids)))
         self.residents: list[Resident] = []
@@ -117,8 +129,6 @@ class Cells:
         if resident.seq_id == NOWHERE:
             self._settle(resident, prefix)
         elif prefix.source is not None and prefix.n_cached > resident.n_cached:
-            if not self._can_rewind:
-                self.forget(resident)
             self._take(prefix.source, resident, prefix.n_cached)
         if prefix.leader is not None:
             resident.leader, resident.awaited = prefix.leader, prefix.leader.tokens
@@ -128,9 +138,10 @@ class Cells:
 
     def prefix_of(self, resident: Resident) -> Prefix:
         """What a sequence that does not run would have if it did."""
-        if resident.may_reuse and resident.n_lendable == resident.n_cached:
-            return self.prefix(resident.known, is_patient=resident.is_patient)
-        return Prefix(resident, resident.n_cached) if resident.n_cached else Prefix()
+        can_mix = resident.may_reuse and self._can_rewind and resident.n_lendable == resident.n_cached
+        if resident.n_cached and not can_mix:
+            return Prefix(resident, resident.n_cached)
+        return self.prefix(resident.known, is_patient=resident.is_patient) if resident.may_reuse else Prefix()
 
     def release(self, resident: Resident) -> None:
         """The sequence ended; its tokens stay until its cells are needed."""
@@ -160,6 +171,12 @@ class Cells:
         """So many more of the known tokens are in the cache, in cells of their own."""
         self._account.take(resident.seq_id, n_tokens)
         resident.n_cached += n_tokens
+        if (start := self._grouping.completed(resident.n_cached)) is not None:
+            self._cache.divide(resident.seq_id, start, self._grouping.n)
+
+    def position(self, resident: Resident) -> int:
+        """Where its next token stands."""
+        return self._grouping.position(resident.n_cached)
 
     def restore(self, resident: Resident) -> None:
         """After a decode that failed or was interrupted: let the cache have what the resident says, or nothing."""
@@ -170,7 +187,9 @@ class Cells:
         keep a part."""
         if resident.seq_id == NOWHERE:
             return
-        if not self._cache.truncate(resident.seq_id, n_kept):
+        if n_kept < resident.n_cached and not self._can_rewind:
+            n_kept = 0
+        if not self._cache.truncate(resident.seq_id, self._grouping.position(n_kept)):
             n_kept = 0
             self._cache.truncate(resident.seq_id, 0)
         self._account.cut(resident.seq_id, n_kept)
@@ -256,6 +275,8 @@ class Cells:
         resident.tokens, resident.n_tokens = tokens, n_tokens - n_gone
 
     def _n_lendable(self, other: Resident, n_common: int) -> int:
+        if self._grouping.n > 1 and other.standing is not Standing.IDLE:
+            return 0
         n_cached = min(n_common, other.n_cached)
         return n_cached if self._can_rewind or n_cached == other.n_cached else 0
 
@@ -286,7 +307,8 @@ class Cells:
         if source.standing is Standing.RUNNING:
             return False
         is_whole = source.standing is Standing.IDLE and n_cached == source.n_cached
-        return (is_whole and (self._can_rewind or not self._unused_ids)) or not self._can_free_id(source)
+        is_copied = not self._can_rewind and self._unused_ids and self._grouping.n == 1
+        return (is_whole and not is_copied) or not self._can_free_id(source)
 
     def _can_free_id(self, source: Resident) -> bool:
         return bool(self._unused_ids) or any(

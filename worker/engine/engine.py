@@ -101,6 +101,8 @@ class Engine:
             n_ids = _n_ids(self.config, model)
             params = ContextParams.to_generate(self.config, n_ctx, n_ids)
             context = resources.enter_context(self._open_context(model, params))
+            if self.config.grouping.n > 1 and not context.can_shift:
+                raise LoadFailed("--grp-attn-n is more than 1, and what this model has in its cache cannot be moved")
             context.warm_up()
             self._embedder = resources.enter_context(Embedder(model, self.config, self._open_context))
             grammars = resources.enter_context(Grammars(model.lexicon()))
@@ -108,9 +110,13 @@ class Engine:
             self._resources = resources.pop_all()
         self._model, self._context, self._grammars = model, context, grammars
         age_s, quantum_s = self.config.age_s, self.config.quantum_s
-        facts = model.facts
         self._cells = Cells(
-            context, n_ids, n_cells=context.n_ctx, can_rewind=facts.can_rewind, can_shift=context.can_shift
+            context,
+            n_ids,
+            n_cells=context.n_ctx,
+            can_rewind=model.facts.can_rewind,
+            can_shift=context.can_shift,
+            grouping=self.config.grouping,
         )
         self._launcher = Launcher(
             model,
@@ -120,6 +126,7 @@ class Engine:
             can_generate=context.can_generate,
             shifts=self.config.context_shift,
             shift_limit=self.config.shift_limit,
+            grouping=self.config.grouping,
         )
         self._admission = Admission(self._cells, self._launcher, self.config.n_slots, Ageing(age_s, quantum_s))
         self._running = self._admission.running  # the list itself, which admission alone writes
@@ -234,7 +241,7 @@ class Engine:
         self._shift()
         plan = self._schedule.plan_trial(trial) if trial else self._schedule.plan(self._running, self._pace)
         plan = self._with_room(plan)
-        pieces = [_piece(sequence, n_tokens) for sequence, n_tokens in plan.shares]
+        pieces = [self._piece(sequence, n_tokens) for sequence, n_tokens in plan.shares]
         self._scribe.hand(self._take_lines())  # the last thing before a decode, which leaves the scribe the GIL
         outcome = self._decode(plan, pieces)
         self._stop(self._scribe.collect())
@@ -316,6 +323,13 @@ class Engine:
         if sequence.phase is not Phase.ENDED:
             sequence.end(ending)
             self._lines.append(Ended(sequence, ending, time.monotonic()))
+
+    def _piece(self, sequence: Sequence, n_tokens: int) -> Piece:
+        """The next known tokens of a sequence; logits are wanted of the last known one, if a next token is."""
+        resident = sequence.resident
+        tokens = resident.tokens[resident.n_cached : resident.n_cached + n_tokens]
+        wants_logits = n_tokens == resident.n_pending and sequence.task.request.n_predict != 0
+        return Piece(resident.seq_id, self._cells.position(resident), tokens, wants_logits)
 
     def _fail(self, sequence: Sequence, reason: str) -> None:
         self._end(sequence, Failed(EngineFailed(reason)))
@@ -481,11 +495,3 @@ def _n_ids(config: EngineConfig, model: Model) -> int:
     of others. Each costs a row of logits; where a state cannot be cut, it would cost the memory of a whole one."""
     n_others = max(config.n_slots, MOST_IDLE) if model.facts.can_rewind else 0
     return min(config.n_slots + n_others, max_sequences())
-
-
-def _piece(sequence: Sequence, n_tokens: int) -> Piece:
-    """The next known tokens of a sequence; logits are wanted of the last known one, if a next token is."""
-    resident = sequence.resident
-    start = resident.n_cached
-    wants_logits = n_tokens == resident.n_pending and sequence.task.request.n_predict != 0
-    return Piece(resident.seq_id, start, resident.tokens[start : start + n_tokens], wants_logits)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from shared.errors import SlotstreamError
 from shared.events import StopType
 from shared.jobs import Lane
+from worker.engine.grouping import UNGROUPED, Grouping
 from worker.engine.overflow import Shift
 from worker.engine.resident import Resident
 from worker.engine.sampling import Sampler
@@ -105,6 +106,8 @@ class Sequence:
     """When it got the slot that it has."""
     guarded_until: float = 0.0
     """Until then it keeps its slot, whoever waits."""
+    grouping: Grouping = UNGROUPED
+    """Which tokens share a position."""
     shift: Shift | None = None
     """What goes when the context is full; None: it ends there."""
     n_chosen: int = 0
@@ -173,7 +176,9 @@ class Sequence:
     @property
     def n_wanted(self) -> int:
         """Tokens it could put into a batch now: none while another computes its prefix."""
-        return 0 if self.resident.leader is not None else self.resident.n_pending
+        if self.resident.leader is not None:
+            return 0
+        return min(self.resident.n_pending, self.grouping.n_open(self.resident.n_cached))
 
     @property
     def is_choosing(self) -> bool:
