@@ -113,8 +113,8 @@ class Sampling(Wire):
 
 MAX_CHOICES = 128
 """Of one prompt."""
-MAX_SEQUENCES = 1024
-"""Of one job: what its record, its log and a worker's memory bear."""
+MAX_SEQUENCES = 2048
+"""Of one job: as many as OpenAI takes prompts."""
 
 
 class Constraint(Wire):

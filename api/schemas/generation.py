@@ -11,12 +11,8 @@ from pydantic import BeforeValidator, Field
 
 from api.schemas.sampling import Limit, Natural, SamplingFields, Whole
 from api.schemas.strict import ClientFields, bad_field
-from shared.jobs import Lane, Truncation
+from shared.jobs import MAX_CHOICES, MAX_SEQUENCES, Lane, Truncation
 
-MAX_CHOICES = 128
-"""Of one prompt."""
-MAX_ANSWERS = 2048
-"""Of one request; more is a bulk file."""
 MAX_STOPS = 256
 MAX_STOP_LENGTH = 1024
 
@@ -108,9 +104,9 @@ class GenerationFields(SamplingFields):
     def generation(self, n_prompts: int = 1) -> dict[str, Any]:
         """The fields of a `Generation` but its constraint. Raises InvalidRequest when so many prompts have too many
         choices."""
-        if n_prompts * self.n_choices > MAX_ANSWERS:
+        if n_prompts * self.n_choices > MAX_SEQUENCES:
             name = "n_cmpl" if self.n_cmpl else "n"
-            raise bad_field(name, f"{n_prompts} prompts may have {MAX_ANSWERS} choices together")
+            raise bad_field(name, f"{n_prompts} prompts may have {MAX_SEQUENCES} choices together")
         return {
             "n_predict": self.limit(),
             "n": self.n_choices,

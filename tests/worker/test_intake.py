@@ -145,9 +145,9 @@ def test_one_bad_prompt_refuses_all(registrar: Registrar) -> None:
 
 
 def test_a_job_has_a_bounded_number_of_sequences() -> None:
-    Completion(prompts=("a",) * 8, n=128)
-    with pytest.raises(ValidationError, match="more than the 1024 of one job"):
-        Completion(prompts=("a",) * 9, n=128)
+    Completion(prompts=("a",) * 16, n=128)
+    with pytest.raises(ValidationError, match="more than the 2048 of one job"):
+        Completion(prompts=("a",) * 17, n=128)
 
 
 def test_a_text_is_biased_as_all_its_tokens(registrar: Registrar, model: Model) -> None:
