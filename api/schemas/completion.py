@@ -10,8 +10,8 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import PlainValidator
 
+from api.schemas.constraints import constraint_of
 from api.schemas.generation import GenerationFields
-from api.schemas.later import check_response_format
 from api.schemas.prompts import prompt_of, prompts_of
 from api.schemas.strict import bad_field
 from shared.jobs import Completion, Prompt
@@ -44,9 +44,8 @@ def completion_of(typed: PromptFields, fields: Mapping[str, Any]) -> Completion:
     if fields.get("prompt") is None:
         raise bad_field("prompt", "is needed")
     prompts = prompts_of("prompt", fields["prompt"])
-    check_response_format(fields)
     asked = typed.generation(len(prompts))
     if typed.system_prompt is not None:
         asked["system_prompt"] = typed.system_prompt.prompt
         asked["stop"] += (typed.system_prompt.anti_prompt,) if typed.system_prompt.anti_prompt else ()
-    return Completion(prompts=prompts, **asked)
+    return Completion(prompts=prompts, constraint=constraint_of(fields), **asked)

@@ -14,8 +14,9 @@ from api.problems import body_of
 from api.schemas.answers import answers_of, timings_json
 from api.schemas.ask import Ask, Heard, Origin
 from api.schemas.completion import PromptFields, completion_of
+from api.schemas.constraints import constraint_of
 from api.schemas.generation import GenerationFields
-from api.schemas.later import ALWAYS, LATER, check_response_format, refuse_later
+from api.schemas.later import ALWAYS, LATER, refuse_later
 from api.schemas.logprobs import native_json
 from api.schemas.prompts import prompt_of
 from api.schemas.sampling import Whole
@@ -67,10 +68,16 @@ def infill(fields: dict[str, Any]) -> Ask:
     """The job of an `/infill` body. Raises InvalidRequest or NotSupported; whether the model can, its worker knows."""
     typed = read(InfillFields, fields)
     refuse_later(fields, LATER | {"system_prompt": ALWAYS})
-    check_response_format(fields)
     prefix, suffix = (_side(name, fields.get(name)) for name in ("input_prefix", "input_suffix"))
     extra = tuple((piece.filename, piece.text) for piece in typed.input_extra)
-    request = Infill(prefix=prefix, suffix=suffix, prompt=typed.prompt, extra=extra, **typed.generation())
+    request = Infill(
+        prefix=prefix,
+        suffix=suffix,
+        prompt=typed.prompt,
+        extra=extra,
+        constraint=constraint_of(fields),
+        **typed.generation(),
+    )
     return _ask(typed, request)
 
 
