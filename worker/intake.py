@@ -115,6 +115,7 @@ class Registrar:
         prompts = self._prompter.prompts(request, before)
         sampling = request.sampling
         biases, breakers = self._vocabulary.biases(sampling), self._vocabulary.breakers(sampling)
+        banned = tuple(sorted(self._model.eog)) if sampling.ignore_eos else ()
         penalized = self._penalized(sampling.penalty_prompt)
         grammar = self._grammar(request.constraint)
         queue_ms, deadline = max(0.0, claimed.now - claimed.enqueued_at) * 1e3, _deadline(claimed)
@@ -131,6 +132,7 @@ class Registrar:
                 logprobs=tuple(past.logprobs),
                 memory=past.memory,
                 biases=biases,
+                banned=banned,
                 penalized=penalized,
                 breakers=breakers,
                 grammar=grammar,

@@ -35,10 +35,9 @@ NEGATIVE = Later("a number", lambda value: value < 0)
 """Off when negative."""
 
 LATER: dict[str, Later] = {
-    "grammar": TEXT,
     "grammar_lazy": FLAG,
     "grammar_triggers": LIST,
-    "json_schema": ALWAYS,
+    "preserved_tokens": LIST,
     "verbose": FLAG,
     "id_slot": NEGATIVE,
     "lora": LIST,
@@ -57,14 +56,3 @@ def refuse_later(fields: Mapping[str, Any], table: Mapping[str, Later]) -> None:
             raise bad_field(name, f"must be {later.kind}")
         if not later.is_off(value):
             raise NotSupported(f"Field '{name}': this build does not support it", param=name)
-
-
-def check_response_format(fields: Mapping[str, Any]) -> None:
-    """Only plain text for now. Raises InvalidRequest or NotSupported."""
-    wanted = fields.get("response_format")
-    if wanted is None:
-        return
-    if not isinstance(wanted, dict) or wanted.get("type") not in ("text", "json_object", "json_schema"):
-        raise bad_field("response_format", "its type must be 'text', 'json_object' or 'json_schema'")
-    if wanted["type"] != "text":
-        raise NotSupported("Field 'response_format': this build gives plain text only", param="response_format")

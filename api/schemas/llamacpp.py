@@ -14,8 +14,9 @@ from api.problems import body_of
 from api.schemas.answers import answers_of, timings_json
 from api.schemas.ask import Ask, Heard, Origin
 from api.schemas.completion import PromptFields, completion_of
+from api.schemas.constraints import constraint_of
 from api.schemas.generation import GenerationFields
-from api.schemas.later import ALWAYS, LATER, check_response_format, refuse_later
+from api.schemas.later import ALWAYS, LATER, refuse_later
 from api.schemas.logprobs import native_json
 from api.schemas.prompts import prompt_of
 from api.schemas.sampling import Whole
@@ -67,10 +68,16 @@ def infill(fields: dict[str, Any]) -> Ask:
     """The job of an `/infill` body. Raises InvalidRequest or NotSupported; whether the model can, its worker knows."""
     typed = read(InfillFields, fields)
     refuse_later(fields, LATER | {"system_prompt": ALWAYS})
-    check_response_format(fields)
     prefix, suffix = (_side(name, fields.get(name)) for name in ("input_prefix", "input_suffix"))
     extra = tuple((piece.filename, piece.text) for piece in typed.input_extra)
-    request = Infill(prefix=prefix, suffix=suffix, prompt=typed.prompt, extra=extra, **typed.generation())
+    request = Infill(
+        prefix=prefix,
+        suffix=suffix,
+        prompt=typed.prompt,
+        extra=extra,
+        constraint=constraint_of(fields),
+        **typed.generation(),
+    )
     return _ask(typed, request)
 
 
@@ -173,7 +180,9 @@ class CompletionShape:
             "model": self._origin.model,
             "tokens_predicted": predicted,
             "tokens_evaluated": answer.prompt_tokens,
-            "generation_settings": self._settings(answer),
+            "generation_settings": settings_json(
+                self._request, answer, model=self._origin.model, is_stream=self._fields.stream
+            ),
             "prompt": answer.prompt,
             "has_new_line": answer.has_new_line,
             "truncated": answer.truncated,
@@ -193,9 +202,6 @@ class CompletionShape:
 
     def _probabilities(self, entries: Sequence[ChosenLogprob]) -> list[dict[str, Any]]:
         return native_json(entries, is_post_sampling=self._request.post_sampling_probs)
-
-    def _settings(self, answer: Answer) -> dict[str, Any]:
-        return settings_json(self._request, model=self._origin.model, seed=answer.seed, is_stream=self._fields.stream)
 
 
 def _progress_json(progress: Progress) -> dict[str, Any]:

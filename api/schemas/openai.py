@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field
 from api.schemas.ask import Ask
 from api.schemas.choices import ChatShape, TextShape
 from api.schemas.completion import PromptFields, completion_of
+from api.schemas.constraints import constraint_of
 from api.schemas.generation import GenerationFields
 from api.schemas.later import (
     ALWAYS,
@@ -20,7 +21,6 @@ from api.schemas.later import (
     NEGATIVE,
     TEXT,
     Later,
-    check_response_format,
     refuse_later,
 )
 from api.schemas.messages import messages_of, tools_of
@@ -72,7 +72,6 @@ def chat(fields: dict[str, Any]) -> Ask:
             "Field 'continue_final_message': this build does not support it", param="continue_final_message"
         )
     refuse_later(fields, _CHAT_LATER)
-    check_response_format(fields)
     template_kwargs = dict(typed.chat_template_kwargs)
     if typed.reasoning_effort is not None:
         template_kwargs.setdefault("reasoning_effort", typed.reasoning_effort)
@@ -82,6 +81,7 @@ def chat(fields: dict[str, Any]) -> Ask:
         messages=messages,
         add_generation_prompt=typed.add_generation_prompt,
         template_kwargs=template_kwargs,
+        constraint=constraint_of(fields),
         **typed.generation(),
     )
     return Ask(

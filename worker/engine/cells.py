@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker.engine.account import Account
+from worker.engine.grouping import UNGROUPED, Grouping
 
 Ids = NDArray[np.int32]
 
@@ -35,6 +36,8 @@ class Cache(Protocol):
     def share(self, source: int, target: int, start: int, end: int) -> None: ...
 
     def shift(self, seq_id: int, start: int, end: int) -> None: ...
+
+    def divide(self, seq_id: int, start: int, n: int) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -84,7 +87,8 @@ class Cells:
     """All slots and shelves. For the decode thread, between decodes.
 
     `can_rewind` is False for models whose state cannot lose its end: there only a whole resident is reused.
-    `can_shift` is False where what is in the cache cannot be moved to other positions.
+    `can_shift` is False where what is in the cache cannot be moved to other positions. Where tokens share positions
+    (`grouping`) all is one: nobody lends a part, and nothing of it is moved but whole groups, when they are complete.
     """
 
     def __init__(
@@ -96,11 +100,13 @@ class Cells:
         n_cells: int,
         can_rewind: bool = True,
         can_shift: bool = True,
+        grouping: Grouping = UNGROUPED,
     ) -> None:
         self._cache = cache
         self._account = Account(n_cells, n_slots + n_shelves)
-        self._can_rewind = can_rewind
-        self.can_shift = can_shift
+        self._grouping = grouping
+        self._can_rewind = can_rewind and grouping.n == 1
+        self.can_shift = can_shift and grouping.n == 1
         self._stamps = itertools.count(1)
         self.residents = [Resident(slot) for slot in range(n_slots)]
         self._empty_shelves = list(range(n_slots, n_slots + n_shelves))
@@ -138,6 +144,12 @@ class Cells:
         """So many more of the known tokens are in the cache, in cells of their own."""
         self._account.take(resident.slot, n_tokens)
         resident.n_cached += n_tokens
+        if (start := self._grouping.completed(resident.n_cached)) is not None:
+            self._cache.divide(resident.slot, start, self._grouping.n)
+
+    def position(self, resident: Resident) -> int:
+        """Where its next token stands."""
+        return self._grouping.position(resident.n_cached)
 
     def cut(self, resident: Resident, n_kept: int) -> None:
         """Let the cells from position `n_kept` on go: those tokens are pending again. All are where the model cannot
@@ -326,7 +338,7 @@ class Cells:
 
     def _trim(self, resident: Resident, n_kept: int) -> int:
         """Cut a slot's cells to a length; 0 where the model cannot keep a part. Returns what is left."""
-        if not self._cache.truncate(resident.slot, n_kept):
+        if not self._cache.truncate(resident.slot, self._grouping.position(n_kept)):
             n_kept = 0
             self._cache.truncate(resident.slot, 0)
         self._account.cut(resident.slot, n_kept)

@@ -99,6 +99,8 @@ class Engine:
             n_shelves = _n_shelves(self.config, model)
             params = ContextParams.to_generate(self.config, n_ctx, n_shelves)
             context = resources.enter_context(self._open_context(model, params))
+            if self.config.grouping.n > 1 and not context.can_shift:
+                raise LoadFailed("--grp-attn-n is more than 1, and what this model has in its cache cannot be moved")
             context.warm_up()
             self._embedder = resources.enter_context(Embedder(model, self.config, self._open_context))
             grammars = resources.enter_context(Grammars(model.lexicon()))
@@ -113,6 +115,7 @@ class Engine:
             n_cells=context.n_ctx,
             can_rewind=model.facts.can_rewind,
             can_shift=context.can_shift,
+            grouping=self.config.grouping,
         )
         self._launcher = Launcher(
             model,
@@ -122,6 +125,7 @@ class Engine:
             can_generate=context.can_generate,
             shifts=self.config.context_shift,
             shift_limit=self.config.shift_limit,
+            grouping=self.config.grouping,
         )
         self._admission = Admission(self._cells, self._launcher.launch, age_s=age_s, quantum_s=quantum_s)
         self._running = self._admission.running  # the list itself, which admission alone writes
@@ -235,7 +239,7 @@ class Engine:
         """A turn of sequences, of those on trial if there are any: plan, decode, choose."""
         self._shift()
         plan = self._schedule.plan_trial(trial) if trial else self._schedule.plan(self._running, self._pace)
-        pieces = [_piece(sequence, n_tokens) for sequence, n_tokens in plan.shares]
+        pieces = [self._piece(sequence, n_tokens) for sequence, n_tokens in plan.shares]
         self._scribe.hand(self._take_lines())  # the last thing before a decode, which leaves the scribe the GIL
         outcome = self._decode(plan, pieces)
         self._stop(self._scribe.collect())
@@ -317,6 +321,13 @@ class Engine:
         if sequence.phase is not Phase.ENDED:
             sequence.end(ending)
             self._lines.append(Ended(sequence, ending, time.monotonic()))
+
+    def _piece(self, sequence: Sequence, n_tokens: int) -> Piece:
+        """The next known tokens of a sequence; logits are wanted of the last known one, if a next token is."""
+        resident = sequence.resident
+        tokens = resident.tokens[resident.n_cached : resident.n_cached + n_tokens]
+        wants_logits = n_tokens == resident.n_pending and sequence.task.request.n_predict != 0
+        return Piece(resident.slot, self._cells.position(resident), tokens, wants_logits)
 
     def _fail(self, sequence: Sequence, reason: str) -> None:
         self._end(sequence, Failed(EngineFailed(reason)))
@@ -477,13 +488,8 @@ def _check(config: EngineConfig, n_ctx_slot: int) -> None:
 
 def _n_shelves(config: EngineConfig, model: Model) -> int:
     """Ids for the cells of parked sequences: of those there are never more than slots. Where a state cannot be cut,
-    each id costs the memory of a whole one, and parked sequences are computed again instead."""
-    return min(config.n_slots, max_sequences() - config.n_slots) if model.facts.can_rewind else 0
-
-
-def _piece(sequence: Sequence, n_tokens: int) -> Piece:
-    """The next known tokens of a sequence; logits are wanted of the last known one, if a next token is."""
-    resident = sequence.resident
-    start = resident.n_cached
-    wants_logits = n_tokens == resident.n_pending and sequence.task.request.n_predict != 0
-    return Piece(resident.slot, start, resident.tokens[start : start + n_tokens], wants_logits)
+    each id costs the memory of a whole one, and parked sequences are computed again instead; so are those whose tokens
+    share positions, since nobody may have their cells with them."""
+    if not model.facts.can_rewind or config.grouping.n > 1:
+        return 0
+    return min(config.n_slots, max_sequences() - config.n_slots)

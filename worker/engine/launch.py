@@ -14,6 +14,7 @@ from shared.events import Answer, StopType, Timings
 from shared.jobs import Lane
 from worker.engine.cells import Cells
 from worker.engine.constraint import Masks, Matcher
+from worker.engine.grouping import UNGROUPED, Grouping
 from worker.engine.llama import Model
 from worker.engine.overflow import Shift, n_kept, n_shifted
 from worker.engine.sampling import Sampler, Setting
@@ -39,15 +40,17 @@ class Launcher:
         can_generate: bool = True,
         shifts: bool = False,
         shift_limit: int = 0,
+        grouping: Grouping = UNGROUPED,
     ) -> None:
         """`shifts` is for requests that say nothing of it; `shift_limit` is the most tokens that one which does may
-        choose, 0 for ten contexts."""
+        choose, 0 for ten contexts. What is grouped does not shift."""
         self._model = model
         self._cells = cells
         self._masks = masks
         self._n_ctx_slot = n_ctx_slot
         self._can_generate = can_generate
         self._shifts = shifts
+        self._grouping = grouping
         self._shift_limit = shift_limit or SHIFTED_CONTEXTS * n_ctx_slot
         self._setting = Setting(model.facts.n_vocab, n_ctx_slot, model.eog, model.facts.newline)
 
@@ -104,6 +107,7 @@ class Launcher:
             resident.slot,
             waits_since=since,
             placed_at=now,
+            grouping=self._grouping,
             shift=shift,
         )
 
@@ -124,7 +128,7 @@ class Launcher:
 
     def _shift(self, task: GenerateTask) -> Shift | None:
         request, n_ctx = task.request, self._n_ctx_slot
-        if not (self._shifts if request.shift is None else request.shift):
+        if not (self._shifts if request.shift is None else request.shift) or self._grouping.n > 1:
             return None
         kept = n_kept(request.n_keep, len(task.prompt), n_ctx, adds_bos=self._model.facts.adds_bos)
         n_gone = n_shifted(n_ctx, kept, n_ctx, request.n_discard)

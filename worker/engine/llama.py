@@ -561,6 +561,14 @@ class Context:
         llama_cpp.llama_memory_seq_rm(self._memory, self._checked(seq_id), start, end)
         llama_cpp.llama_memory_seq_add(self._memory, seq_id, end, -1, start - end)
 
+    def divide(self, seq_id: int, start: int, n: int) -> None:
+        """Let each `n` of the positions from `start` on be one, for all sequences that have them."""
+        assert self.can_shift
+        assert start >= 0 < n
+        # Moved up first, so that dividing leaves them where they began.
+        llama_cpp.llama_memory_seq_add(self._memory, self._checked(seq_id), start, -1, start * (n - 1))
+        llama_cpp.llama_memory_seq_div(self._memory, seq_id, start * n, -1, n)
+
     def length(self, seq_id: int) -> int:
         """Positions that a sequence has in the cache."""
         return 1 + int(llama_cpp.llama_memory_seq_pos_max(self._memory, self._checked(seq_id)))

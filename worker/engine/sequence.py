@@ -13,6 +13,7 @@ from shared.errors import SlotstreamError
 from shared.events import StopType
 from shared.jobs import Lane
 from worker.engine.cells import Resident
+from worker.engine.grouping import UNGROUPED, Grouping
 from worker.engine.overflow import Shift
 from worker.engine.sampling import Sampler
 from worker.engine.task import GenerateTask
@@ -105,6 +106,8 @@ class Sequence:
     """When it got the slot that it has."""
     guarded_until: float = 0.0
     """Until then it keeps its slot, whoever waits."""
+    grouping: Grouping = UNGROUPED
+    """Which tokens share a position."""
     shift: Shift | None = None
     """What goes when the context is full; None: it ends there."""
     n_chosen: int = 0
@@ -169,7 +172,9 @@ class Sequence:
     @property
     def n_wanted(self) -> int:
         """Tokens it could put into a batch now: none while another computes its prefix."""
-        return 0 if self.resident.leader is not None else self.resident.n_pending
+        if self.resident.leader is not None:
+            return 0
+        return min(self.resident.n_pending, self.grouping.n_open(self.resident.n_cached))
 
     @property
     def is_choosing(self) -> bool:

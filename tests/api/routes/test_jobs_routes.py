@@ -383,7 +383,7 @@ BAD_JOBS: list[tuple[dict[str, Any], int, str]] = [
     ({"endpoint": "/infill", "body": {"input_prefix": "a"}}, 400, "body.input_suffix"),
     ({"endpoint": "/completion", "body": {"prompt": "a", "n_predict": True}}, 400, "body.n_predict"),
     ({"endpoint": "/completion", "body": {"prompt": "a", "stream": True}}, 400, "body.stream"),
-    ({"endpoint": "/completion", "body": {"prompt": "a", "grammar": "x"}}, 501, "body.grammar"),
+    ({"endpoint": "/completion", "body": {"prompt": "a", "lora": [{"id": 0}]}}, 501, "body.lora"),
     ({"endpoint": "/v1/embeddings", "body": {"input": []}}, 400, "body.input"),
     (completion("a", prority="bulk"), 400, "prority"),
     (completion("a", priority="urgent"), 400, "priority"),

@@ -67,6 +67,9 @@ class ScriptedCache:
         del cells[start:end]
         self.shifted.append((seq_id, start, end))
 
+    def divide(self, seq_id: int, start: int, n: int) -> None:
+        raise NotImplementedError
+
 
 def buffer(tokens: Several[int]) -> Ids:
     room = np.zeros(ROOM, dtype=np.int32)
