@@ -180,7 +180,9 @@ class CompletionShape:
             "model": self._origin.model,
             "tokens_predicted": predicted,
             "tokens_evaluated": answer.prompt_tokens,
-            "generation_settings": self._settings(answer),
+            "generation_settings": settings_json(
+                self._request, answer, model=self._origin.model, is_stream=self._fields.stream
+            ),
             "prompt": answer.prompt,
             "has_new_line": answer.has_new_line,
             "truncated": answer.truncated,
@@ -200,9 +202,6 @@ class CompletionShape:
 
     def _probabilities(self, entries: Sequence[ChosenLogprob]) -> list[dict[str, Any]]:
         return native_json(entries, is_post_sampling=self._request.post_sampling_probs)
-
-    def _settings(self, answer: Answer) -> dict[str, Any]:
-        return settings_json(self._request, model=self._origin.model, seed=answer.seed, is_stream=self._fields.stream)
 
 
 def _progress_json(progress: Progress) -> dict[str, Any]:
