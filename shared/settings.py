@@ -208,6 +208,16 @@ class WorkerSettings(BusSettings):
     shift_limit: Annotated[int, Flag("--shift-limit")] = Field(
         0, ge=0, description="tokens that a request which shifts its context gets at most; 0 is ten contexts"
     )
+    grp_attn_n: Annotated[int, Flag("-gan", "--grp-attn-n")] = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="self-extend: tokens that share one position, so that a text may be so many times"
+        " longer than what the model was trained for; 1 is without. Only whole texts are reused then",
+    )
+    grp_attn_w: Annotated[int, Flag("-gaw", "--grp-attn-w")] = Field(
+        512, ge=1, description="self-extend: tokens of a group, whose last one still has a position for each"
+    )
     n_predict: Annotated[int, Flag("-n", "--n-predict")] = Field(
         -1, ge=-1, description="tokens that a request without a limit of its own gets; -1 fills the context"
     )

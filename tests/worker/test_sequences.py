@@ -207,6 +207,13 @@ async def test_prompts_and_choices_stream_interleaved_and_answer_in_order(bus: B
     await worker.has_free_slots(2)
 
 
+async def test_a_prompt_is_computed_once_for_all_its_choices(bus: Bus, hire: Callable[..., Any]) -> None:
+    worker = await hire()
+    heard = await heard_of(bus, Completion(prompts=("Once " * 80,), n=10, n_predict=4, sampling=WILD))
+    assert worker.engine.snapshot().n_prompt_tokens <= 400 + 9
+    assert [answer.timings.prompt_n for answer in heard.answers] == [400] + [1] * 9
+
+
 async def test_a_cancelled_job_frees_all_its_slots(bus: Bus, hire: Callable[..., Any]) -> None:
     worker = await hire()
     request = Completion(prompts=("Hi",), n=6, n_predict=2000, sampling=WILD)
