@@ -102,6 +102,25 @@ async def test_c38_a_limit_that_means_nothing_is_refused(served: Stack) -> None:
         assert "n_predict" in (await refusal(served, {"prompt": "Hi", "n_predict": n_predict}))["message"]
 
 
+SHIFTING = {"prompt": "Hi " * 70, "ignore_eos": True, "temperature": 0, "shift": True, "n_predict": 150}
+"""More than there is room for."""
+
+
+async def test_c39_whatever_is_kept_and_dropped_a_text_has_the_length_that_was_asked_for(served: Stack) -> None:
+    asked = [*({"n_keep": n} for n in (-1, 0, 5, 10**9)), *({"n_discard": n} for n in (1, 10**9))]
+    for said in await asyncio.gather(*(answer(served, SHIFTING | one) for one in asked)):
+        assert said["tokens_evaluated"] + said["tokens_predicted"] > N_CTX + 1
+        assert (said["tokens_predicted"], said["stop_type"], said["truncated"]) == (150, "limit", True)
+    after = {"prompt": "Once upon a time", "n_predict": 8, "temperature": 0}
+    cached, computed = await say(served, after), await say(served, after | {"cache_prompt": False})
+    assert cached["content"] == computed["content"]
+
+
+async def test_c39_less_than_nothing_is_refused(served: Stack) -> None:
+    for asked in ({"n_keep": -7}, {"n_discard": -32}, {"n_discard": -1}):
+        assert next(iter(asked)) in (await refusal(served, SHIFTING | asked))["message"]
+
+
 @pytest.mark.parametrize(
     ("prompt", "n_prompts"),
     [
