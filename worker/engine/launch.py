@@ -14,7 +14,7 @@ import numpy as np
 from shared.errors import InvalidRequest, NotSupported, PromptTooLong, SlotstreamError
 from shared.events import Answer, StopType, Timings
 from shared.jobs import Lane
-from worker.engine.cells import Cells
+from worker.engine.cells import Cells, Ids
 from worker.engine.constraint import Masks, Matcher
 from worker.engine.grouping import UNGROUPED, Grouping
 from worker.engine.llama import Model
@@ -84,30 +84,30 @@ class Launcher:
         timings = Timings(queue_ms=task.queue_ms, cache_n=len(task.prompt), predicted_n=len(transcript.ids))
         return answer(task, transcript, ending, timings, self._model.detokenize, shift=self._shift(task))
 
-    def launch(self, task: GenerateTask, since: float) -> Sequence:
-        """Give a task that waits since then (monotonic seconds) a slot; one must be idle."""
+    def known(self, task: GenerateTask) -> Ids:
+        """The tokens with which a task begins: those of an earlier attempt too, less what it had shifted out."""
+        known, shift = task.prompt + task.produced, self._shift(task)
+        return np.array(known if shift is None else shift.left(known), dtype=np.int32)
+
+    def launch(self, task: GenerateTask, known: Ids, since: float, slot: int) -> Sequence:
+        """Give a slot to a task that waits since then (monotonic seconds), and of which these tokens are known."""
         shift = self._shift(task)
-        known = task.prompt + task.produced
-        if shift is not None:
-            known = shift.left(known)
         tokens = np.zeros(self._n_ctx_slot + 1, dtype=np.int32)  # one more is known than is in a full context
         tokens[: len(known)] = known
         resident = self._cells.place(
             tokens, len(known), may_reuse=task.request.cache_prompt, is_patient=task.lane is Lane.BULK
         )
-        assert resident is not None
         matcher = Matcher(task.grammar, self._masks) if task.grammar is not None else None
-        sampler = Sampler.of(task, self._setting, matcher)
         transcript = self._transcript(task)
         now = time.monotonic()
         return Sequence(
             task,
             resident,
-            sampler,
+            Sampler.of(task, self._setting, matcher),
             transcript,
             self._limits(task),
             Clock(queue_ms=task.queue_ms + (now - since) * 1e3, started=now),
-            resident.slot,
+            slot,
             waits_since=since,
             placed_at=now,
             grouping=self._grouping,

@@ -622,6 +622,7 @@ class ContextParams:
     n_batch: int
     n_ubatch: int
     n_seq_max: int
+    """Ids of sequences: those below."""
     n_threads: int
     n_threads_batch: int
     flash_attention: str = "auto"
@@ -631,12 +632,12 @@ class ContextParams:
     """Set: the context gives embeddings instead of logits."""
 
     @classmethod
-    def to_generate(cls, config: EngineConfig, n_ctx: int, n_shelves: int) -> Self:
+    def to_generate(cls, config: EngineConfig, n_ctx: int, n_ids: int) -> Self:
         return cls(
             n_ctx=n_ctx,
             n_batch=min(config.n_batch, n_ctx),
             n_ubatch=min(config.n_ubatch, n_ctx),
-            n_seq_max=config.n_slots + n_shelves,
+            n_seq_max=n_ids,
             n_threads=config.n_threads,
             n_threads_batch=config.n_threads_batch,
             flash_attention=config.flash_attention,
@@ -661,7 +662,7 @@ class ContextParams:
     def to_native(self) -> Any:
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = self.n_ctx
-        params.n_batch = self.n_batch
+        params.n_batch = max(self.n_batch, self.n_seq_max)  # llama.cpp aborts if it is less
         params.n_ubatch = self.n_ubatch
         params.n_seq_max = self.n_seq_max
         params.n_threads = self.n_threads

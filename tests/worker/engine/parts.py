@@ -51,6 +51,7 @@ class ScriptedCache:
         return True
 
     def share(self, source: int, target: int, start: int, end: int) -> None:
+        assert source != target
         cells = self.cells.setdefault(target, [])
         assert len(self.cells[source]) >= end
         assert len(cells) == start
@@ -77,7 +78,7 @@ def buffer(tokens: Several[int]) -> Ids:
     return room
 
 
-def sequence_in(resident: Resident, task: GenerateTask, since: float = 0.0) -> Sequence:
+def sequence_in(slot: int, resident: Resident, task: GenerateTask, since: float = 0.0) -> Sequence:
     """As it stands when it has just got its slot."""
     return Sequence(
         task,
@@ -86,7 +87,7 @@ def sequence_in(resident: Resident, task: GenerateTask, since: float = 0.0) -> S
         Transcript((), lambda token: bytes([token])),
         Limits(ROOM, task.request.n_predict, frozenset()),
         Clock(queue_ms=0.0, started=since),
-        resident.slot,
+        slot,
         waits_since=since,
         placed_at=since,
     )

@@ -402,17 +402,6 @@ def test_overcommitted_cells_come_from_idle_residents_first(byte_model: Path) ->
         assert list(answer.ids) == plain_greedy(byte_model, prompt(300, start), 16, banned=[BYTE_EOS])
 
 
-def test_when_cells_run_out_only_the_newest_sequence_ends(byte_model: Path) -> None:
-    with Recorded(config(byte_model, n_ctx=512, n_ctx_slot=500, n_slots=2)) as engine:
-        engine.submit(task("old", prompt(300), n_predict=100), task("new", prompt(300, 11), n_predict=100))
-        ending, answer = engine.ending("new"), engine.answer("old")
-        again = engine.run(task("again", prompt(300, 11), n_predict=20))[0]
-    assert isinstance(ending, Failure)
-    assert ending.code == "engine_failed"
-    assert list(answer.ids) == plain_greedy(byte_model, prompt(300), 100, banned=[BYTE_EOS])
-    assert list(again.ids) == plain_greedy(byte_model, prompt(300, 11), 20, banned=[BYTE_EOS])
-
-
 def test_the_engine_measures_itself(byte_model: Path) -> None:
     with Recorded(config(byte_model)) as engine:
         engine.run(task("a", prompt(30), n_predict=50))
