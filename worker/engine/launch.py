@@ -5,7 +5,9 @@ Knows the model and the cells; nothing of lanes, of batches, or of who goes firs
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -59,8 +61,9 @@ class Launcher:
         n_prompt, n_ctx = len(task.prompt), self._n_ctx_slot
         if not self._can_generate:
             return NotSupported("this model generates no text: it only embeds")
-        if not self._model.has_tokens((*task.prompt, *task.produced)):
-            return InvalidRequest("the prompt contains invalid tokens", param="prompt")
+        for param, ids in _ids(task):
+            if not self._model.has_tokens(ids):
+                return InvalidRequest(f"{param} has token ids outside the vocabulary", param=param)
         if n_prompt >= n_ctx:
             return PromptTooLong(
                 f"the prompt has {n_prompt} tokens, which exceeds the available context size of {n_ctx} tokens",
@@ -141,3 +144,11 @@ class Launcher:
         transcript = Transcript(task.request.stop, self._model.token_bytes, task.request.n_indent)
         transcript.replay(task.produced, task.logprobs)
         return transcript
+
+
+def _ids(task: GenerateTask) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """All token ids in a task, by the field that they come from."""
+    yield "prompt", (*task.prompt, *task.produced)
+    yield "penalty_prompt", task.penalized or ()
+    yield "dry_sequence_breakers", tuple(itertools.chain.from_iterable(task.breakers))
+    yield "logit_bias", tuple(token for token, _ in task.biases)

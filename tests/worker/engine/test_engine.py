@@ -363,7 +363,17 @@ def test_a_sequence_that_llama_cpp_refuses_fails_alone(byte_model: Path) -> None
         assert list(answer.ids) == plain_greedy(byte_model, prompt(30, at), 40, banned=[BYTE_EOS])
 
 
-@pytest.mark.parametrize("wrong", [{"prompt": [65, 10**6]}, {"prompt": [-1]}, {"produced": (10**6,)}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"prompt": [65, 10**6]},
+        {"prompt": [-1]},
+        {"produced": (10**6,)},
+        {"penalized": (65, 258)},
+        {"breakers": ((65,), (66, -1))},
+        {"biases": ((258, 1.0),)},
+    ],
+)
 def test_ids_outside_the_vocabulary_never_reach_llama_cpp(byte_model: Path, wrong: dict[str, Any]) -> None:
     with Recorded(config(byte_model)) as engine:
         engine.submit(task("bad", **({"prompt": prompt(5)} | wrong)))
