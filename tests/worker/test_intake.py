@@ -199,8 +199,10 @@ def test_a_breaker_is_found_in_every_token_that_has_it_or_begins_it(registrar: R
     assert ids(" hello world") in wide
     assert (*ids(" "), *ids("hello world")) in wide
     assert all(b"".join(map(model.token_bytes, each)).endswith(b" hello world") for each in wide)
-    with pytest.raises(InvalidRequest):
-        breakers(*map(str, range(65)))
+    for too_many in (map(str, range(65)), "abcdefghijklmnopqrstuvwxyz"):
+        with pytest.raises(InvalidRequest) as refused:
+            breakers(*too_many)
+        assert refused.value.param == "dry_sequence_breakers"
 
 
 def test_a_request_overrides_the_default_length_and_the_greatest_caps_it(model: Model) -> None:
