@@ -11,7 +11,7 @@ from typing import Any
 
 from api import sse
 from api.problems import body_of
-from api.schemas.answers import answers_of, timings_json
+from api.schemas.answers import answers_of, progress_json, timings_json
 from api.schemas.ask import Ask, Heard, Origin
 from api.schemas.completion import PromptFields, completion_of
 from api.schemas.constraints import constraint_of
@@ -32,7 +32,6 @@ UNNAMED_FILE = "tmp"
 class NativeFields(GenerationFields):
     logprobs: Whole = 0
     return_tokens: bool = False
-    return_progress: bool = False
     response_fields: list[str] = []
 
     @property
@@ -116,7 +115,7 @@ class CompletionShape:
                 self._prompt_tokens[heard.place] = prompt_tokens
             case Progress() as progress if self._fields.return_progress:
                 nothing = Tokens(index=progress.index, ids=(), text="")
-                return sse.data(self._chunk(heard.place, nothing) | {"prompt_progress": _progress_json(progress)})
+                return sse.data(self._chunk(heard.place, nothing) | {"prompt_progress": progress_json(progress)})
             case Tokens() as tokens:
                 return sse.data(self._chunk(heard.place, tokens))
             case Finished() as finished:
@@ -202,15 +201,6 @@ class CompletionShape:
 
     def _probabilities(self, entries: Sequence[ChosenLogprob]) -> list[dict[str, Any]]:
         return native_json(entries, is_post_sampling=self._request.post_sampling_probs)
-
-
-def _progress_json(progress: Progress) -> dict[str, Any]:
-    return {
-        "total": progress.total,
-        "cache": progress.cache,
-        "processed": progress.processed,
-        "time_ms": progress.time_ms,
-    }
 
 
 def _picked(final: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:

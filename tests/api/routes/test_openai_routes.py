@@ -199,6 +199,22 @@ async def test_the_sdk_reads_the_probabilities_of_a_legacy_completion(sdk: Async
     assert (await sdk.completions.create(**ask)).choices[0].logprobs is None
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_how_a_prompt_gets_on_is_told_when_asked_for(api: Api, worker: ScriptedWorker, path: str) -> None:
+    body = {"messages": user("read a"), "prompt": "read a", "stream": True}
+    told: list[int] = []
+    async with api.client.stream("POST", path, json=body | {"return_progress": True}) as response:
+        async for line in response.aiter_lines():
+            if "prompt_progress" in line:
+                [chunk] = data([line, ""])
+                told.append(chunk["prompt_progress"]["processed"])
+                assert chunk["choices"][0]["finish_reason"] is None
+            if len(told) == 2:
+                worker.go.set()
+    assert told[0] < told[1]
+    assert "prompt_progress" not in "".join(await api.stream(path, body))
+
+
 async def test_an_echo_stands_before_each_choice(sdk: AsyncOpenAI) -> None:
     ask: dict[str, Any] = {"model": "any", "prompt": ["say a|b", "say c"], "echo": True, "n": 2}
     answer = await sdk.completions.create(**ask)
