@@ -38,7 +38,9 @@ def task(job_id: str, prompt: Sequence[int], *, n_predict: int = 16, **more: Any
         cache_prompt=more.pop("cache_prompt", True),
         **{name: more.pop(name) for name in ("shift", "n_keep", "n_discard") if name in more},
     )
-    return GenerateTask(SequenceKey(job_id, 0), tuple(prompt), request, **({"seed": 1, "deadline": None} | more))
+    biases = tuple((token, bias) for token, bias in request.sampling.logit_bias if isinstance(token, int))
+    values = {"seed": 1, "deadline": None, "biases": biases} | more
+    return GenerateTask(SequenceKey(job_id, 0), tuple(prompt), request, **values)
 
 
 class Recorded:

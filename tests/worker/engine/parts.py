@@ -9,7 +9,7 @@ import numpy as np
 
 from worker.engine import GenerateTask
 from worker.engine.cells import Ids, Resident
-from worker.engine.sampling import Sampler
+from worker.engine.sampling import Sampler, Setting
 from worker.engine.sequence import Clock, Limits, Sequence
 from worker.engine.transcript import Transcript
 
@@ -83,7 +83,7 @@ def sequence_in(slot: int, resident: Resident, task: GenerateTask, since: float 
     return Sequence(
         task,
         resident,
-        Sampler(task.request.sampling, task.seed, n_vocab=256),
+        Sampler.of(task, Setting(n_vocab=256, n_ctx=ROOM)),
         Transcript((), lambda token: bytes([token])),
         Limits(ROOM, task.request.n_predict, frozenset()),
         Clock(queue_ms=0.0, started=since),

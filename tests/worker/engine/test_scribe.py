@@ -17,7 +17,7 @@ def asked(job_id: str, new_lines: float | None, **request: Any) -> GenerateTask:
     """A text of new lines alone, or of none."""
     bias = ((NEW_LINE, new_lines),)
     sampling = Sampling(temperature=0.0, ignore_eos=True, logit_bias=bias)
-    made = task(job_id, b"Hi", n_predict=request.pop("n_predict", 1500), sampling=sampling, biases=bias)
+    made = task(job_id, b"Hi", n_predict=request.pop("n_predict", 1500), sampling=sampling)
     return replace(made, request=made.request.model_copy(update=request))
 
 
