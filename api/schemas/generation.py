@@ -80,6 +80,8 @@ class GenerationFields(SamplingFields):
     post_sampling_probs: bool = False
     timings_per_token: bool = False
     return_progress: bool = False
+    verbose: bool = False
+    """Tells llama.cpp's own answer beside OpenAI's."""
     n_cache_reuse: Natural = 0
     sse_ping_interval: Limit = -1
     """Checked only, like `n_cache_reuse`: what they tune, this build does by itself."""
