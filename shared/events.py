@@ -108,6 +108,8 @@ class Answer(Wire):
     id_slot: int = -1
     seed: int
     """The seed that was used, also when none was asked for."""
+    banned: tuple[int, ...] = ()
+    """Ids that `ignore_eos` banned: all that end a generation."""
     logprobs: tuple[ChosenLogprob, ...] = ()
     """Of every token whose text is in `text`, when asked for."""
     timings: Timings = Timings()

@@ -178,6 +178,12 @@ class WorkerSettings(BusSettings):
     parallel: Annotated[int, Flag("-np", "--parallel")] = Field(
         8, ge=1, le=256, description="slots: sequences decoded as one batch, each capped at ctx-size / parallel"
     )
+    kv_unified_per_slot: Annotated[int, Flag("--kv-unified-per-slot")] = Field(
+        0,
+        ge=0,
+        description="longest sequence of a slot; more than ctx-size / parallel lets slots share what others leave, and "
+        "whoever came last waits when cells run out; without a ctx-size that is as much for each slot",
+    )
     batch_size: Annotated[int, Flag("-b", "--batch-size")] = Field(
         2048, ge=1, description="tokens in one decode at most"
     )
@@ -207,6 +213,16 @@ class WorkerSettings(BusSettings):
     )
     shift_limit: Annotated[int, Flag("--shift-limit")] = Field(
         0, ge=0, description="tokens that a request which shifts its context gets at most; 0 is ten contexts"
+    )
+    grp_attn_n: Annotated[int, Flag("-gan", "--grp-attn-n")] = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="self-extend: tokens that share one position, so that a text may be so many times"
+        " longer than what the model was trained for; 1 is without. Only whole texts are reused then",
+    )
+    grp_attn_w: Annotated[int, Flag("-gaw", "--grp-attn-w")] = Field(
+        512, ge=1, description="self-extend: tokens of a group, whose last one still has a position for each"
     )
     n_predict: Annotated[int, Flag("-n", "--n-predict")] = Field(
         -1, ge=-1, description="tokens that a request without a limit of its own gets; -1 fills the context"

@@ -78,7 +78,7 @@ class Registrar:
             case Embedding():
                 return self._embedding(claimed, job.request)
             case Completion() | Chat() | Infill():
-                return self._generation(claimed, self._settled(job.request), pasts)
+                return self._generation(claimed, job.request, pasts)
             case Tokenize():
                 return self._tokenized(job.request)
             case Detokenize(tokens=tokens):
@@ -97,22 +97,25 @@ class Registrar:
         texts = [self._model.token_bytes(token, special=True) for token in ids]
         return Intake(self._accepted(len(ids)), answer=TokenIds.of(ids, texts))
 
-    def _settled(self, request: G) -> G:
-        """With the worker's say in it: its limits, and the system prompt as ids, which are kept whatever goes."""
-        settled = request.model_copy(update={"n_predict": self._rules.limit(request.n_predict)})
-        if not isinstance(request, Completion):
-            return settled
-        system = self._rules.system_prompt if request.system_prompt is None else SystemPrompt(request.system_prompt)
-        tokens = self._tokens(system.prompt, "system_prompt") if system.prompt else ()
-        n_keep = request.n_keep if request.n_keep < 0 else request.n_keep + len(tokens)
-        stop = (*request.stop, system.anti_prompt) if system.anti_prompt else request.stop
-        return settled.model_copy(update={"system_prompt": tokens, "n_keep": n_keep, "stop": stop})
+    def _settled(self, request: G, system: SystemPrompt, n_system: int) -> G:
+        """With the worker's say in it; tokens of a system prompt are kept whatever else goes."""
+        return request.model_copy(
+            update={
+                "n_predict": self._rules.limit(request.n_predict),
+                "n_keep": request.n_keep if request.n_keep < 0 else request.n_keep + n_system,
+                "stop": (*request.stop, system.anti_prompt) if system.anti_prompt else request.stop,
+            }
+        )
 
     def _generation(self, claimed: Claimed, request: Completion | Chat | Infill, pasts: Mapping[int, Past]) -> Intake:
         """A task for each choice of each prompt; prompts are counted once, however many choices they have."""
-        prompts = self._prompter.prompts(request)
+        system = self._rules.system_of(request)
+        before = self._prompter.system(system.prompt)
+        request = self._settled(request, system, len(before))
+        prompts = self._prompter.prompts(request, before)
         sampling = request.sampling
         biases, breakers = self._vocabulary.biases(sampling), self._vocabulary.breakers(sampling)
+        banned = tuple(sorted(self._model.eog)) if sampling.ignore_eos else ()
         penalized = self._penalized(sampling.penalty_prompt)
         grammar = self._grammar(request.constraint)
         queue_ms, deadline = max(0.0, claimed.now - claimed.enqueued_at) * 1e3, _deadline(claimed)
@@ -129,6 +132,7 @@ class Registrar:
                 logprobs=tuple(past.logprobs),
                 memory=past.memory,
                 biases=biases,
+                banned=banned,
                 penalized=penalized,
                 breakers=breakers,
                 grammar=grammar,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from shared.errors import InvalidRequest, PromptTooLong
-from shared.jobs import Chat, Completion, Generation, Infill, Truncation
+from shared.jobs import Chat, Completion, Generation, Infill, Prompt, Truncation
 from worker.chat import ChatTemplate
 from worker.engine import Model
 from worker.engine.overflow import truncated
@@ -26,6 +26,15 @@ class Prompted(NamedTuple):
     is_truncated: bool = False
 
 
+class _Source(NamedTuple):
+    """What a prompt is made of: tokens, and behind them pieces that come from a field of the request."""
+
+    before: tuple[int, ...]
+    pieces: Sequence[Piece] = ()
+    field: str = ""
+    add_special: bool = False
+
+
 class Prompter:
     """Thread-safe: model and template are only read."""
 
@@ -39,22 +48,28 @@ class Prompter:
         self._bos_text = facts.bos_token if facts.adds_bos else ""
         self._infill = InfillPrompter(vocabulary, facts.fill, rules, bos=facts.bos if facts.adds_bos else None)
 
-    def prompts(self, request: Completion | Chat | Infill) -> list[Prompted]:
+    def system(self, prompt: Prompt) -> tuple[int, ...]:
+        """What stands before each prompt, as tokens that nothing takes away. PromptTooLong, InvalidRequest."""
+        if not prompt:
+            return ()
+        pieces = pieces_of(prompt)
+        self._check_fits(self._vocabulary.n_least(pieces), "at least ")
+        tokens = self._vocabulary.tokens(pieces, "system_prompt", add_special=True)
+        self._check_fits(len(tokens))
+        return tokens
+
+    def prompts(self, request: Completion | Chat | Infill, system: tuple[int, ...] = ()) -> list[Prompted]:
         """One for each prompt of the request. Raises PromptTooLong, InvalidRequest, NotSupported."""
         match request:
-            case Completion(system_prompt=system, prompts=prompts):
-                before = pieces_of(system or ())
-                return [
-                    self._fitted(before + pieces_of(prompt), request, "prompt", add_special=not before)
-                    for prompt in prompts
-                ]
+            case Completion(prompts=prompts):
+                each = [_Source(system, pieces_of(prompt), "prompt", add_special=not system) for prompt in prompts]
             case Chat():
-                return [self._chat(request)]
+                each = [self._chat(request)]
             case Infill():
-                pieces = [Piece(token) for token in self._infill.tokens(request)]
-                return [self._fitted(pieces, request, "prompt", add_special=False)]
+                each = [_Source(self._infill.tokens(request))]
+        return [self._fitted(source, request) for source in each]
 
-    def _chat(self, request: Chat) -> Prompted:
+    def _chat(self, request: Chat) -> _Source:
         """The rendered messages. Control tokens count only where the template wrote them, never in a content."""
         contents = [message.get("content") or "" for message in request.messages]
         if request.truncate is None:
@@ -70,18 +85,19 @@ class Prompter:
             if stretches is None:
                 raise InvalidRequest("a message contains a control token of the model", param="messages")
             pieces = [Piece(stretch.text, parse_special=not stretch.is_user) for stretch in stretches]
-        return self._fitted(pieces, request, "messages", add_special=add_special)
+        return _Source((), pieces, "messages", add_special=add_special)
 
-    def _fitted(self, pieces: Sequence[Piece], request: Generation, field: str, *, add_special: bool) -> Prompted:
+    def _fitted(self, source: _Source, request: Generation) -> Prompted:
+        before, pieces, field, add_special = source
         rule = request.truncate
         if rule is None:
-            self._check_fits(self._vocabulary.n_least(pieces), "at least ")
-            tokens = self._vocabulary.tokens(pieces, field, add_special=add_special)
+            self._check_fits(len(before) + self._vocabulary.n_least(pieces), "at least ")
+            tokens = before + self._vocabulary.tokens(pieces, field, add_special=add_special)
             self._check_fits(len(tokens))
             return Prompted(tokens)
         n_head = self._n_ctx if request.n_keep < 0 else min(request.n_keep + self._adds_bos, self._n_ctx)
         ends = self._vocabulary.ends(pieces, n_head + SEAM, self._n_ctx + SEAM)
-        tokens = self._vocabulary.tokens(ends, field, add_special=add_special)
+        tokens = before + self._vocabulary.tokens(ends, field, add_special=add_special)
         # The rule of blocks leaves room for an answer, the other leaves none.
         n_room = self._n_ctx if rule is Truncation.BLOCKS else self._n_ctx - 1
         kept = truncated(tokens, n_room, request.n_keep, rule, adds_bos=self._adds_bos)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from shared.jobs import Prompt
+from shared.jobs import Completion, Generation, Prompt
 from shared.settings import ConfigError, WorkerSettings
 
 
@@ -71,6 +71,12 @@ class Rules:
             system_prompt=system_prompt,
             is_suffix_first=settings.spm_infill,
         )
+
+    def system_of(self, request: Generation) -> SystemPrompt:
+        """A completion's own, or else the worker's. Others have none."""
+        if not isinstance(request, Completion):
+            return SystemPrompt()
+        return self.system_prompt if request.system_prompt is None else SystemPrompt(request.system_prompt)
 
     def limit(self, n_predict: int) -> int:
         """Tokens that a request which asks for so many gets at most; -1 to the end of the context."""

@@ -5,8 +5,9 @@ Nothing a client sends reaches llama.cpp unchecked: ids are looked up only when 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from shared.errors import InvalidRequest
@@ -15,7 +16,8 @@ from worker.engine import Model
 
 MAX_BIASED = 65_536
 """Tokens with a bias, and characters of the texts that mean them."""
-MAX_BREAKERS = 64
+MAX_BREAKERS, MAX_BREAKS = 32, 65_536
+"""Texts that interrupt a repetition, and the ways to write them."""
 QUICK_CHARACTERS = 65_536
 """Tokenized in some ten milliseconds."""
 MAX_BREAKER_BYTES, MAX_BREAKER_TAIL = 40, 20
@@ -42,7 +44,7 @@ class Vocabulary:
     def __init__(self, model: Model) -> None:
         self._model = model
         self._longest = model.longest_token
-        self._breaker_heads = lru_cache(maxsize=256)(self._find_breaker)
+        self._breaks = lru_cache(maxsize=16)(self._find_breaks)
 
     def tokens(self, pieces: Iterable[Piece], field: str, *, add_special: bool) -> tuple[int, ...]:
         """The ids of pieces in a row; the first one, if it is text, gets the BOS. InvalidRequest, with the name of the
@@ -112,27 +114,37 @@ class Vocabulary:
         """What interrupts a repetition, for DRY. InvalidRequest for too many."""
         if not sampling.dry_multiplier:
             return ()
-        if len(sampling.dry_sequence_breakers) > MAX_BREAKERS:
-            raise InvalidRequest(f"at most {MAX_BREAKERS} are taken", param="dry_sequence_breakers")
-        found = [self._breaker_heads(breaker) for breaker in sampling.dry_sequence_breakers if breaker]
-        return tuple(dict.fromkeys(each for heads in found for each in heads))
+        texts = dict.fromkeys(text for text in sampling.dry_sequence_breakers if text)
+        if len(texts) > MAX_BREAKERS:
+            raise InvalidRequest(f"at most {MAX_BREAKERS} texts are taken", param="dry_sequence_breakers")
+        found = [self._breaks(text) for text in texts]
+        if sum(map(len, found)) > MAX_BREAKS:
+            raise InvalidRequest("they stand in too many tokens", param="dry_sequence_breakers")
+        return tuple(dict.fromkeys(each for breaks in found for each in breaks))
 
-    def _find_breaker(self, breaker: str) -> tuple[tuple[int, ...], ...]:
+    @cached_property
+    def _words(self) -> tuple[bytes, ...]:
+        """The bytes of every token, by id."""
+        return tuple(self._model.token_bytes(token, special=True) for token in range(self._model.facts.n_vocab))
+
+    @cached_property
+    def _by_last_byte(self) -> dict[bytes, list[tuple[int, bytes]]]:
+        """The same, with their ids, by what they end in."""
+        found: defaultdict[bytes, list[tuple[int, bytes]]] = defaultdict(list)
+        for token, word in enumerate(self._words):
+            found[word[-1:]].append((token, word))
+        return found
+
+    def _find_breaks(self, text: str) -> tuple[tuple[int, ...], ...]:
         """Each way to write a text from some token on: the tokens that have it in them, and those that end in its
         beginning, each followed by the tokens of the rest. The rule is llama.cpp's."""
-        sought = breaker.encode()[:MAX_BREAKER_BYTES]
-        beginnings = [sought[:n] for n in range(1, len(sought))]
-        found: list[tuple[int, ...]] = []
-        for token in range(self._model.facts.n_vocab):
-            word = self._model.token_bytes(token, special=True)
-            if sought in word:
-                found.append((token,))
-                continue
-            for beginning in beginnings:
-                if word.endswith(beginning):
-                    rest = sought[len(beginning) :].decode("utf-8", "ignore")
-                    tail = self._model.tokenize(rest, add_special=False, parse_special=False)
-                    found.append((token, *tail[:MAX_BREAKER_TAIL]))
+        sought = text.encode()[:MAX_BREAKER_BYTES]
+        found: list[tuple[int, ...]] = [(token,) for token, word in enumerate(self._words) if sought in word]
+        for n in range(1, len(sought)):
+            beginning, rest = sought[:n], sought[n:].decode("utf-8", "ignore")
+            heads = self._by_last_byte.get(beginning[-1:], ())
+            tail = self._model.tokenize(rest, add_special=False, parse_special=False)[:MAX_BREAKER_TAIL]
+            found += [(head, *tail) for head, word in heads if word.endswith(beginning) and sought not in word]
         return tuple(found)
 
     def _size(self, piece: Piece) -> int:

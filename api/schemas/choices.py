@@ -6,32 +6,41 @@ Each answer is a choice; choice `c` of prompt `p` has the index `p * n + c`. The
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from api import sse
 from api.problems import body_of
-from api.schemas.answers import FINGERPRINT, answers_of, finish_reason, timings_json, usage_json
+from api.schemas.answers import FINGERPRINT, answers_of, finish_reason, progress_json, timings_json, usage_json
 from api.schemas.ask import Heard, Origin
+from api.schemas.final import final_json
 from api.schemas.logprobs import LegacyLogprobs, chat_json
-from shared.events import Accepted, Answer, ChosenLogprob, Finished, Tokens
+from shared.events import Accepted, Answer, ChosenLogprob, Finished, Progress, Tokens
 from shared.jobs import Chat, Completion
+
+
+class Wanted(NamedTuple):
+    """What is told besides the choices: usage and progress in a stream, and llama.cpp's own answer."""
+
+    has_usage: bool = False
+    has_progress: bool = False
+    is_verbose: bool = False
 
 
 class _Shape:
     """What both have in common: numbered choices, what closes a stream, usage."""
 
     def __init__(
-        self, head: dict[str, Any], chunk_head: dict[str, Any], request: Chat | Completion, *, has_usage: bool
+        self, head: dict[str, Any], chunk_head: dict[str, Any], request: Chat | Completion, wanted: Wanted
     ) -> None:
         self._head = head
         self._chunk_head = chunk_head
         self._request = request
-        self._has_usage = has_usage
+        self._wanted = wanted
         self._answers: list[Answer] = []
         """That ended a choice of the stream."""
 
     def end(self) -> bytes:
-        if not self._has_usage:
+        if not self._wanted.has_usage:
             return sse.DONE
         last = {"choices": [], **self._chunk_head, **self._closing(self._answers, self._answers[-1])}
         return sse.data(last) + sse.DONE
@@ -45,7 +54,8 @@ class _Shape:
 
     def _whole(self, choices: list[dict[str, Any]], endings: Iterable[Finished]) -> dict[str, Any]:
         answers = [answer for ending in endings for answer in answers_of(ending)]
-        return {"choices": choices, **self._head, **self._closing(answers, answers[0])}
+        whole = {"choices": choices, **self._head, **self._closing(answers, answers[0])}
+        return whole | self._verbose(choices[0], answers[0], is_stream=False)
 
     def _closing(self, answers: Iterable[Answer], timed: Answer) -> dict[str, Any]:
         return {"usage": usage_json(answers, self._request.n), "timings": timings_json(timed.timings)}
@@ -56,27 +66,39 @@ class _Shape:
             chunk["timings"] = timings_json(tokens.timings)
         return sse.data(chunk)
 
+    def _progress(self, choice: dict[str, Any], progress: Progress) -> bytes:
+        return sse.data({"choices": [choice], **self._chunk_head, "prompt_progress": progress_json(progress)})
+
     def _last_chunk(self, choice: dict[str, Any], answer: Answer) -> bytes:
         """Of one choice. That of the last one has the timings, unless a chunk with usage follows."""
         self._answers.append(answer)
         chunk = {"choices": [choice], **self._chunk_head}
-        if not self._has_usage and len(self._answers) == self._request.n_sequences:
+        if not self._wanted.has_usage and len(self._answers) == self._request.n_sequences:
             chunk["timings"] = timings_json(answer.timings)
-        return sse.data(chunk)
+        return sse.data(chunk | self._verbose(choice, answer, is_stream=True))
+
+    def _verbose(self, choice: dict[str, Any], answer: Answer, *, is_stream: bool) -> dict[str, Any]:
+        if not self._wanted.is_verbose:
+            return {}
+        index, model = choice["index"], self._head["model"]
+        return {"__verbose": final_json(self._request, answer, index=index, model=model, is_stream=is_stream)}
 
 
 class ChatShape(_Shape):
     """`chat.completion` and its chunks. Of each choice the role comes first, then text, then why it ended."""
 
-    def __init__(self, origin: Origin, request: Chat, *, has_usage: bool) -> None:
+    def __init__(self, origin: Origin, request: Chat, wanted: Wanted) -> None:
         head = _head(origin, "chatcmpl", "chat.completion")
-        super().__init__(head, head | {"object": "chat.completion.chunk"}, request, has_usage=has_usage)
+        super().__init__(head, head | {"object": "chat.completion.chunk"}, request, wanted)
         self._opened: set[int] = set()
 
     def say(self, heard: Heard) -> bytes:
         match heard.event:
             case Accepted():
                 return b"".join(self._opening(index) for index in range(self._request.n))
+            case Progress() as progress if self._wanted.has_progress:
+                choice: dict[str, Any] = {"finish_reason": None, "index": progress.index, "delta": {}}
+                return self._opening(progress.index) + self._progress(choice, progress)
             case Tokens() as tokens if tokens.text or tokens.logprobs:
                 delta = {"content": tokens.text}
                 choice = {"finish_reason": None, "index": tokens.index, "delta": delta}
@@ -116,9 +138,9 @@ class ChatShape(_Shape):
 class TextShape(_Shape):
     """`text_completion`, whole or in pieces. With an echo, the text of each choice begins with its prompt."""
 
-    def __init__(self, origin: Origin, request: Completion, *, has_usage: bool, has_echo: bool) -> None:
+    def __init__(self, origin: Origin, request: Completion, wanted: Wanted, *, has_echo: bool) -> None:
         head = _head(origin, "cmpl", "text_completion")
-        super().__init__(head, head, request, has_usage=has_usage)
+        super().__init__(head, head, request, wanted)
         self._echoes = tuple(prompt for prompt in request.prompts if isinstance(prompt, str)) if has_echo else ()
         self._logprobs: dict[int, LegacyLogprobs] = {}
         self._echoed: set[int] = set()
@@ -127,6 +149,9 @@ class TextShape(_Shape):
         match heard.event:
             case Accepted():
                 return b"".join(self._opening(self._index(heard.place, choice)) for choice in range(self._request.n))
+            case Progress() as progress if self._wanted.has_progress:
+                index = self._index(heard.place, progress.index)
+                return self._opening(index) + self._progress(_text_choice(index, ""), progress)
             case Tokens() as tokens if tokens.text or tokens.logprobs:
                 index = self._index(heard.place, tokens.index)
                 choice = _text_choice(index, tokens.text, logprobs=self._logprobs_of(index, tokens.logprobs))

@@ -6,7 +6,7 @@ Knows no answer.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import PlainValidator
 
@@ -17,19 +17,26 @@ from api.schemas.strict import bad_field
 from shared.jobs import Completion, Prompt
 
 
-def _system_prompt(value: Any) -> Prompt:
-    """Text or tokens, or the object of 2024. What that calls the two sides is for clients to read, and changes nothing
+class SystemPrompt(NamedTuple):
+    """What stands before each prompt, and the stop string that it brings with it, if any."""
+
+    prompt: Prompt
+    anti_prompt: str = ""
+
+
+def _system_prompt(value: Any) -> SystemPrompt:
+    """Text or tokens, or the object of 2024. How that calls the assistant is for clients to read, and changes nothing
     here."""
     if not isinstance(value, dict):
-        return prompt_of("system_prompt", value)
+        return SystemPrompt(prompt_of("system_prompt", value))
     for name in ("anti_prompt", "assistant_name"):
         if not isinstance(value.get(name, ""), str):
             raise bad_field(f"system_prompt.{name}", "must be a string")
-    return prompt_of("system_prompt.prompt", value.get("prompt", ""))
+    return SystemPrompt(prompt_of("system_prompt.prompt", value.get("prompt", "")), value.get("anti_prompt", ""))
 
 
 class PromptFields(GenerationFields):
-    system_prompt: Annotated[Prompt | None, PlainValidator(_system_prompt)] = None
+    system_prompt: Annotated[SystemPrompt | None, PlainValidator(_system_prompt)] = None
 
 
 def completion_of(typed: PromptFields, fields: Mapping[str, Any]) -> Completion:
@@ -37,9 +44,8 @@ def completion_of(typed: PromptFields, fields: Mapping[str, Any]) -> Completion:
     if fields.get("prompt") is None:
         raise bad_field("prompt", "is needed")
     prompts = prompts_of("prompt", fields["prompt"])
-    return Completion(
-        prompts=prompts,
-        system_prompt=typed.system_prompt,
-        constraint=constraint_of(fields),
-        **typed.generation(len(prompts)),
-    )
+    asked = typed.generation(len(prompts))
+    if typed.system_prompt is not None:
+        asked["system_prompt"] = typed.system_prompt.prompt
+        asked["stop"] += (typed.system_prompt.anti_prompt,) if typed.system_prompt.anti_prompt else ()
+    return Completion(prompts=prompts, constraint=constraint_of(fields), **asked)

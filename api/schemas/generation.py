@@ -13,6 +13,8 @@ from api.schemas.sampling import Limit, Natural, SamplingFields, Whole
 from api.schemas.strict import ClientFields, bad_field
 from shared.jobs import MAX_CHOICES, MAX_SEQUENCES, Lane, Truncation
 
+LONGEST_MS = 2**53
+"""What any JSON reader takes for the number it is."""
 MAX_STOPS = 256
 MAX_STOP_LENGTH = 1024
 
@@ -72,11 +74,14 @@ class GenerationFields(SamplingFields):
     n_discard: Natural = 0
     truncate: Annotated[Truncation | None, BeforeValidator(_truncation)] = None
     shift: bool | None = None
-    t_max_predict_ms: Limit = -1
+    t_max_predict_ms: int = Field(-1, ge=-1, le=LONGEST_MS)
     n_indent: Natural = 0
     n_probs: Whole = 0
     post_sampling_probs: bool = False
     timings_per_token: bool = False
+    return_progress: bool = False
+    verbose: bool = False
+    """Tells llama.cpp's own answer beside OpenAI's."""
     n_cache_reuse: Natural = 0
     sse_ping_interval: Limit = -1
     """Checked only, like `n_cache_reuse`: what they tune, this build does by itself."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from api.schemas.ask import Ask
-from api.schemas.choices import ChatShape, TextShape
+from api.schemas.choices import ChatShape, TextShape, Wanted
 from api.schemas.completion import PromptFields, completion_of
 from api.schemas.constraints import constraint_of
 from api.schemas.generation import GenerationFields
@@ -86,7 +86,7 @@ def chat(fields: dict[str, Any]) -> Ask:
     )
     return Ask(
         request=request,
-        shape=lambda origin: ChatShape(origin, request, has_usage=typed.stream_options.include_usage),
+        shape=lambda origin: ChatShape(origin, request, _wanted(typed)),
         model=typed.model,
         lane=typed.lane,
         is_stream=typed.stream,
@@ -119,12 +119,18 @@ def completions(fields: dict[str, Any]) -> Ask:
         _check_echo(request)
     return Ask(
         request=request,
-        shape=lambda origin: TextShape(
-            origin, request, has_usage=typed.stream_options.include_usage, has_echo=typed.echo
-        ),
+        shape=lambda origin: TextShape(origin, request, _wanted(typed), has_echo=typed.echo),
         model=typed.model,
         lane=typed.lane,
         is_stream=typed.stream,
+    )
+
+
+def _wanted(typed: GenerationFields) -> Wanted:
+    return Wanted(
+        has_usage=typed.stream_options.include_usage,
+        has_progress=typed.return_progress,
+        is_verbose=typed.verbose,
     )
 
 

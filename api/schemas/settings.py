@@ -6,17 +6,19 @@ Knows no vocabulary, so a text that stands for tokens is told as the text it is.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
+from shared.events import Answer
 from shared.jobs import Constraint, Generation, Sampling
 
 
-def settings_json(request: Generation, *, model: str, seed: int, is_stream: bool) -> dict[str, Any]:
-    """`seed` is the one that was used, also when none was asked for."""
+def settings_json(request: Generation, answer: Answer, *, model: str, is_stream: bool) -> dict[str, Any]:
+    """What only the worker knew, the seed and what ends a generation, is told by the answer."""
     return {
         "model": model,
-        **_sampling_json(request.sampling),
-        "seed": seed,
+        **_sampling_json(request.sampling, answer.banned),
+        "seed": answer.seed,
         **_constraint_json(request.constraint),
         "stop": list(request.stop),
         "max_tokens": request.n_predict,
@@ -43,14 +45,17 @@ def settings_json(request: Generation, *, model: str, seed: int, is_stream: bool
     }
 
 
-def _sampling_json(sampling: Sampling) -> dict[str, Any]:
+def _sampling_json(sampling: Sampling, banned: Sequence[int]) -> dict[str, Any]:
     told = sampling.model_dump(mode="json", exclude={"penalty_prompt", "logit_bias"})
     penalty_prompt = sampling.penalty_prompt
     pieces = [penalty_prompt] if isinstance(penalty_prompt, str) else list(penalty_prompt or ())
     return told | {
         "use_penalty_prompt_tokens": penalty_prompt is not None,
         "penalty_prompt_tokens": pieces,
-        "logit_bias": [{"bias": bias, "token": token} for token, bias in sampling.logit_bias],
+        "logit_bias": [
+            *({"bias": bias, "token": token} for token, bias in sampling.logit_bias),
+            *({"bias": None, "token": token} for token in banned),
+        ],
     }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.end_to_end.asking import answer, post, refusal, say, stream
@@ -24,7 +25,8 @@ OFF_AND_ABSURD = [
     *({"min_p": value} for value in (0, 1, 2)),
     {"typical_p": 0},
     *({"temperature": value} for value in (0, -1, 1e-9, 1e38)),
-    {"mirostat": 0},
+    *({"mirostat": value} for value in (0, 1, 2, 9)),
+    {"samplers": []},
     {"repeat_last_n": 0, "repeat_penalty": 1.5},
     {"repeat_last_n": -1, "repeat_penalty": 1.5},
     {"min_keep": 10**6},
@@ -77,6 +79,13 @@ async def test_c29_zero_and_the_highest_are_seeds_and_what_is_beyond_is_refused(
         await refusal(served, WARM | {"seed": bad})
 
 
+async def test_c29_choices_of_one_seed_differ_and_come_again(served: Stack) -> None:
+    bodies = [WARM | {"seed": 7, "n": 2} for _ in range(2)]
+    first, second = [[choice["content"] for choice in await post_list(served, body)] for body in bodies]
+    assert first == second
+    assert len(set(first)) == 2
+
+
 async def test_c29_equal_prompts_of_one_seed_say_the_same(served: Stack) -> None:
     first, second = await post_list(served, WARM | {"prompt": [WARM["prompt"]] * 2, "seed": 7})
     assert first["content"] == second["content"]
@@ -100,6 +109,45 @@ async def test_c38_without_a_limit_a_text_ends_where_its_context_does(served: St
 async def test_c38_a_limit_that_means_nothing_is_refused(served: Stack) -> None:
     for n_predict in (-2, -3, -(2**31)):
         assert "n_predict" in (await refusal(served, {"prompt": "Hi", "n_predict": n_predict}))["message"]
+
+
+async def test_c38_an_endless_text_ends_with_its_deadline_or_its_reader(served: Stack) -> None:
+    endless = {"prompt": "Hi", "n_predict": -1, "ignore_eos": True, "shift": True}
+    made = await served.http.post("/v1/jobs", json={"endpoint": "/completion", "body": endless, "deadline_s": 1})
+    assert made.status_code == 202, made.text
+
+    async def is_expired() -> bool:
+        return bool((await served.http.get(f"/v1/jobs/{made.json()['id']}")).json()["status"] == "expired")
+
+    await served.until(is_expired)
+    with pytest.raises(httpx.ReadTimeout):
+        await served.http.post("/completion", json=endless, timeout=0.5)
+    await served.until(served.is_idle)
+
+
+SHIFTED = {
+    "prompt": "one two three four five six seven eight " * 6,
+    "n_predict": 400,
+    "ignore_eos": True,
+    "shift": True,
+}
+
+
+@pytest.mark.parametrize(
+    "keeps",
+    [*({"n_keep": value} for value in (-1, 0, 5, 10**9)), *({"n_discard": value} for value in (0, 1, 10**9))],
+    ids=str,
+)
+async def test_c39_a_shifted_text_goes_on_whatever_is_to_be_kept_or_dropped(
+    served: Stack, keeps: dict[str, int]
+) -> None:
+    said = await answer(served, SHIFTED | keeps | {"temperature": 0})
+    assert (said["tokens_predicted"], said["stop_type"], said["truncated"]) == (400, "limit", True)
+
+
+async def test_c39_what_cannot_be_kept_or_dropped_is_refused(served: Stack) -> None:
+    for keeps in ({"n_keep": -7}, {"n_discard": -32}, {"n_keep": 2**31}, {"n_discard": 1.5}):
+        assert next(iter(keeps)) in (await refusal(served, SHIFTED | keeps))["message"]
 
 
 @pytest.mark.parametrize(

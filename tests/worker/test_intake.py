@@ -161,6 +161,13 @@ def test_a_text_is_biased_as_all_its_tokens(registrar: Registrar, model: Model) 
         assert refused.value.param == "logit_bias"
 
 
+def test_what_an_ignored_end_bans_is_told_with_the_answer(registrar: Registrar, model: Model) -> None:
+    assert model.eog
+    for ignore_eos, banned in ((True, tuple(sorted(model.eog))), (False, ())):
+        intake = admit(registrar, kind="completion", prompts=["a"], sampling={"ignore_eos": ignore_eos})
+        assert generations(intake)[0].banned == banned
+
+
 def test_penalties_look_back_on_the_end_of_what_was_named(registrar: Registrar, model: Model) -> None:
     def penalized(prompt: Any) -> tuple[int, ...] | None:
         sampling = {"penalty_prompt": prompt}
@@ -192,8 +199,10 @@ def test_a_breaker_is_found_in_every_token_that_has_it_or_begins_it(registrar: R
     assert ids(" hello world") in wide
     assert (*ids(" "), *ids("hello world")) in wide
     assert all(b"".join(map(model.token_bytes, each)).endswith(b" hello world") for each in wide)
-    with pytest.raises(InvalidRequest):
-        breakers(*map(str, range(65)))
+    for too_many in (map(str, range(33)), "abcdefghijklmnopqrstuvwxyz"):
+        with pytest.raises(InvalidRequest) as refused:
+            breakers(*too_many)
+        assert refused.value.param == "dry_sequence_breakers"
 
 
 def test_a_request_overrides_the_default_length_and_the_greatest_caps_it(model: Model) -> None:

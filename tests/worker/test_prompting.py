@@ -84,6 +84,14 @@ def test_a_system_prompt_stands_before_each_prompt_and_is_kept(model: Model) -> 
     assert {task.request.n_keep for task in tasks} == {10 + 3}
 
 
+@pytest.mark.parametrize("n_characters", [64, 5_000_000])
+def test_a_system_prompt_is_never_cut(model: Model, n_characters: int) -> None:
+    with pytest.raises(PromptTooLong):
+        prompt_of(model, Completion(prompts=("Hi",), system_prompt="x" * n_characters, truncate=Truncation.BLOCKS))
+    request = Completion(prompts=("y" * 999,), system_prompt="x" * 40, truncate=Truncation.BLOCKS)
+    assert model.detokenize(prompt_of(model, request)[0]).startswith("x" * 40 + "y")
+
+
 def test_the_workers_own_system_prompt_gives_way_to_that_of_a_request(model: Model) -> None:
     own = SystemPrompt("You are Bob. ", "Alice:")
 

@@ -38,6 +38,13 @@ class Account:
         """How many of the cells at positions [start, end) no other sequence has: those are free when it drops them."""
         return int(np.count_nonzero(self._n_owners[self._held(seq_id, start, end)] == 1))
 
+    def n_held(self, parts: list[tuple[int, int]]) -> int:
+        """Cells that stand in the first positions of some sequences, each counted once: (sequence, how many)."""
+        is_held = np.zeros(len(self._n_owners), dtype=np.bool_)
+        for seq_id, n_positions in parts:
+            is_held[self._held(seq_id, 0, n_positions)] = True
+        return int(np.count_nonzero(is_held))
+
     def have_common(self, left: int, right: int, start: int, end: int) -> bool:
         """Whether two sequences share cells at positions [start, end)."""
         end = min(end, self._lengths[left], self._lengths[right])

@@ -1,22 +1,59 @@
-"""Who gets a slot: people first, in the order in which they came; then bulk, which gives its slots up for them.
+"""Who gets a slot and cells: people first, in the order in which they came; then bulk, which gives way to them.
 
-Bulk whose slot a person took is *parked*, and goes on before other bulk starts. Bulk that has waited too long goes
-before people, one at a time. Knows nothing of batches, llama.cpp or text.
+Who starts fits: its known tokens have cells, beside what those that run are about to need. When cells run out all the
+same, the idle lose theirs, then the parked, and then whoever ranks last among those that run is *parked*: its tokens
+stay, and what its cells held is computed again when there is room. Who was parked goes on before others of its lane
+start. Bulk that has waited too long goes before people, one at a time.
+
+Everybody comes to an end. The first by rank of those that run is never parked for want of cells, since all cells are
+enough for any one; so it goes on to its end, and one fewer is left. Nobody who was parked comes back in its way: to
+fit, it would need the cells that were too few when it went, until one of those that run has ended.
+
+Knows nothing of batches, llama.cpp or text.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol
 
 from shared.jobs import Lane
-from worker.engine.cells import Cells
+from worker.engine.cells import Cells, Ids, Prefix
 from worker.engine.lanes import Ageing, Lanes
 from worker.engine.sequence import Phase, Sequence
-from worker.engine.task import GenerateTask
+from worker.engine.task import GenerateTask, SequenceKey
 
-Launch = Callable[[GenerateTask, float], Sequence]
-"""Gives a task that waits since then (monotonic seconds) one of the idle slots."""
+GROWTH = 16
+"""Tokens that each of those that run can still choose before cells run out, when another starts. With fewer, one of
+them would soon be parked again; more leaves cells unused."""
+LOOK_AHEAD = 16
+"""Tasks of bulk among which the one starts first whose beginning the cache has."""
+MOST_PASSED = 64
+"""Times that the next one of bulk lets others start before it for that."""
+LOOK_EVERY_S = 0.02
+"""So often it is looked who can start although nobody came or went: guards end, and bulk grows old."""
+
+
+class Launching(Protocol):
+    """What comes of a task when it gets a slot."""
+
+    def known(self, task: GenerateTask) -> Ids:
+        """The tokens with which it begins."""
+
+    def launch(self, task: GenerateTask, known: Ids, since: float, slot: int) -> Sequence:
+        """Give this slot to a task that waits since then (monotonic seconds)."""
+
+
+class Newcomer(NamedTuple):
+    """A task that has not had a slot yet."""
+
+    task: GenerateTask
+    known: Ids
+
+    @property
+    def lane(self) -> Lane:
+        return self.task.lane
 
 
 class Admission:
@@ -25,16 +62,18 @@ class Admission:
     For the decode thread; `slots`, `n_waiting` and `n_parked` may be read from any. Its lists are written here alone.
     """
 
-    def __init__(self, cells: Cells, launch: Launch, *, age_s: float, quantum_s: float) -> None:
+    def __init__(self, cells: Cells, launcher: Launching, n_slots: int, ageing: Ageing) -> None:
         self._cells = cells
-        self._launch = launch
-        self._ageing = Ageing(age_s, quantum_s)
-        self._quantum_s = quantum_s
-        self._waiting: Lanes[GenerateTask] = Lanes()
+        self._launcher = launcher
+        self._ageing = ageing
+        self._waiting: Lanes[Newcomer] = Lanes()
         self._parked: list[Sequence] = []
+        self._n_passed = 0
+        self._settled_until = 0.0
+        """Till then (monotonic seconds) nobody can start, unless somebody comes or goes."""
         self.running: list[Sequence] = []
         """Those that have a slot, in the order in which they got it."""
-        self.slots: list[Sequence | None] = [None] * len(cells.residents)
+        self.slots: list[Sequence | None] = [None] * n_slots
         """Who is in each slot, or was there last."""
 
     @property
@@ -52,32 +91,51 @@ class Admission:
 
     def has_slot_for_person(self) -> bool:
         """Whether a person who came now would have one at once."""
-        return self._cells.n_idle > 0 or self._cheapest_to_park() is not None
+        return self._has_idle_slot or self._cheapest_to_park() is not None
 
     def add(self, task: GenerateTask, since: float) -> None:
         """Let a task wait for a slot; it came at that time (monotonic seconds)."""
-        self._waiting.add(task, since)
+        self._waiting.add(Newcomer(task, self._launcher.known(task)), since)
+        self._settled_until = 0.0
 
     def remove(self, is_going: Callable[[GenerateTask], bool]) -> list[GenerateTask]:
         """Take out tasks that wait."""
-        return self._waiting.remove(is_going)
+        self._settled_until = 0.0
+        return [newcomer.task for newcomer in self._waiting.remove(lambda newcomer: is_going(newcomer.task))]
 
     def sequences(self) -> list[Sequence]:
         """Those that run and those that are parked."""
         return [*self.running, *self._parked]
 
     def admit(self) -> None:
-        """Fill the slots. People who find none take those of bulk, which is parked."""
+        """Start whoever can. People who find no slot take one of bulk, which is parked."""
         for sequence in self.running:
-            self._cells.catch_up(sequence.resident)  # before slots change hands: a leader may be among those that go
-        while self._cells.n_idle and self._start_next():
+            self._cells.catch_up(sequence.resident)
+        now = time.monotonic()
+        if now < self._settled_until:
+            return
+        while self._start_due(now):
             pass
-        while self._waiting.count(Lane.INTERACTIVE) and (bulk := self._cheapest_to_park()):
-            self._park(bulk)
-            self._start(Lane.INTERACTIVE)
+        while self._start_next():
+            pass
+        self._settled_until = now + LOOK_EVERY_S
+
+    def make_room(self, n_missing: int) -> bool:
+        """Free some cells for those that run, perhaps fewer than are missing; False when only one is left and has them
+        all."""
+        if self._cells.give_up_idle(n_missing):
+            return True
+        if parked := [sequence.resident for sequence in self._parked if sequence.resident.n_cached]:
+            # From the end of the one that goes on last: what is left of it need not be computed again.
+            self._cells.shorten(max(parked, key=lambda resident: resident.stamp), n_missing)
+            return True
+        if len(self.running) < 2:
+            return False
+        self._park(max(self.running, key=_rank))
+        return True
 
     def retire(self) -> int:
-        """Free the slots of sequences that ended, whose cells stay, and the shelves of those that were parked. Returns
+        """Free the slots of sequences that ended, whose cells stay, and the cells of those that were parked. Returns
         how many there were."""
         ended = _ended(self.running)
         for sequence in ended:
@@ -85,57 +143,130 @@ class Admission:
             self.running.remove(sequence)
         ended_parked = _ended(self._parked)
         for sequence in ended_parked:
-            self._cells.clear(sequence.resident)
+            self._cells.release(sequence.resident)
             self._parked.remove(sequence)
+        if ended or ended_parked:
+            self._settled_until = 0.0
         return len(ended) + len(ended_parked)
 
-    def _start_next(self) -> bool:
-        """Give an idle slot to who is next: bulk that is due, people, parked bulk, other bulk. False: nobody waits."""
-        now = time.monotonic()
-        parked = min(self._parked, key=lambda sequence: sequence.waits_since, default=None)
+    def _start_due(self, now: float) -> bool:
+        """Give an idle slot to bulk that has waited too long, though people wait."""
+        parked = self._first_parked(Lane.BULK)
         since = parked.waits_since if parked else self._waiting.since(Lane.BULK)
-        have_people = self._waiting.count(Lane.INTERACTIVE) > 0
-        is_due = have_people and self._ageing.is_due(since, now)
-        if have_people and not is_due:
-            self._start(Lane.INTERACTIVE)
-        elif parked:
-            self._resume(parked, now)
-        elif self._waiting.count(Lane.BULK):
-            self._start(Lane.BULK)
-        else:
+        if not (self._have_people_waiting and self._ageing.is_due(since, now) and self._has_idle_slot):
             return False
-        if is_due:
-            self.running[-1].guarded_until = self._ageing.begin(now)
+        if not self._start(parked or self._waiting.first(Lane.BULK)):
+            return False
+        self.running[-1].guarded_until = self._ageing.begin(now)
         return True
+
+    def _start_next(self) -> bool:
+        """Start who is next; False when nobody waits, or who is next cannot: those behind do not pass."""
+        if self._have_people_waiting:
+            return self._start(self._first_parked(Lane.INTERACTIVE) or self._waiting.first(Lane.INTERACTIVE))
+        if parked := self._first_parked(Lane.BULK):
+            return self._start(parked)
+        return self._waiting.count(Lane.BULK) > 0 and self._start_bulk()
+
+    def _start_bulk(self) -> bool:
+        """Of the next of bulk, the one whose beginning the cache has most of; but the first lets only so many pass."""
+        if not self._has_idle_slot:
+            return False
+        ahead = list(self._waiting.ahead(Lane.BULK, 1 if self._n_passed >= MOST_PASSED else LOOK_AHEAD))
+        at = max(range(len(ahead)), key=lambda at: (self._prefix(ahead[at]).n_tokens, -at)) if len(ahead) > 1 else 0
+        if not self._start(ahead[at], at):
+            return False
+        self._n_passed = self._n_passed + 1 if at else 0
+        return True
+
+    def _start(self, comer: Newcomer | Sequence, at: int = 0) -> bool:
+        """Give a slot to the task so many behind the first of its lane, or to a parked sequence, if one is to be had
+        and there are cells."""
+        rivals = self.running if comer.lane is Lane.BULK else [each for each in self.running if not _gives_way(each)]
+        has_slot = self._has_idle_slot or (comer.lane is Lane.INTERACTIVE and self.has_slot_for_person())
+        if not has_slot or not self._fits(comer, rivals):
+            return False
+        slot = self._free_slot()
+        if isinstance(comer, Sequence):
+            self._cells.resume(comer.resident)
+            comer.resume(slot, time.monotonic())
+            self._parked.remove(comer)
+            sequence = comer
+        else:
+            _, since = self._waiting.pop(comer.lane, at)
+            sequence = self._launcher.launch(comer.task, comer.known, since, slot)
+        self.running.append(sequence)
+        self.slots[slot] = sequence
+        return True
+
+    def _fits(self, comer: Newcomer | Sequence, rivals: list[Sequence]) -> bool:
+        """Whether it has cells beside those that do not go for it. Alone, anybody has."""
+        if not rivals:
+            return True
+        n_known = len(comer.known) if isinstance(comer, Newcomer) else comer.resident.n_tokens
+        n_needed = n_known + GROWTH + sum(map(_n_promised, rivals))
+        if n_needed <= self._cells.n_free:
+            return True
+        prefix = self._prefix(comer)
+        within_reach = self._cells.n_within_reach((rival.resident for rival in rivals), prefix)
+        return n_needed - prefix.n_tokens <= within_reach
+
+    def _prefix(self, comer: Newcomer | Sequence) -> Prefix:
+        if isinstance(comer, Sequence):
+            return self._cells.prefix_of(comer.resident)
+        may_reuse = comer.task.request.cache_prompt
+        return self._cells.prefix(comer.known, is_patient=comer.lane is Lane.BULK) if may_reuse else Prefix()
+
+    @property
+    def _have_people_waiting(self) -> bool:
+        return self._waiting.count(Lane.INTERACTIVE) > 0 or self._first_parked(Lane.INTERACTIVE) is not None
+
+    def _first_parked(self, lane: Lane) -> Sequence | None:
+        parked = (sequence for sequence in self._parked if sequence.lane is lane)
+        return min(parked, key=lambda sequence: sequence.waits_since, default=None)
+
+    @property
+    def _has_idle_slot(self) -> bool:
+        return len(self.running) < len(self.slots)
+
+    def _free_slot(self) -> int:
+        """An idle slot, or that of bulk which costs the least to park."""
+        if not self._has_idle_slot:
+            bulk = self._cheapest_to_park()
+            assert bulk is not None
+            self._park(bulk)
+        taken = {sequence.slot for sequence in self.running}
+        return next(slot for slot in range(len(self.slots)) if slot not in taken)
 
     def _cheapest_to_park(self) -> Sequence | None:
         """Should its cells be needed, all that it has in them must be computed again: so the one with the fewest. It
         has mostly run the shortest, and is still in its prompt if any is."""
-        now = time.monotonic()
-        bulk = [sequence for sequence in self.running if sequence.is_bulk and sequence.guarded_until <= now]
+        bulk = [sequence for sequence in self.running if _gives_way(sequence)]
         return min(bulk, key=lambda sequence: sequence.resident.n_cached, default=None)
 
     def _park(self, sequence: Sequence) -> None:
-        shelf = self._cells.shelve(sequence.resident)
-        sequence.park(shelf, time.monotonic(), self._quantum_s)
+        self._cells.park(sequence.resident)
+        sequence.park(time.monotonic(), self._ageing.quantum_s)
         self.running.remove(sequence)
         self._parked.append(sequence)
 
-    def _resume(self, sequence: Sequence, now: float) -> None:
-        """Give a parked sequence a slot; one must be idle."""
-        resident = self._cells.unshelve(sequence.resident, may_reuse=sequence.task.request.cache_prompt)
-        assert resident is not None
-        sequence.resume(resident, now)
-        self._parked.remove(sequence)
-        self._seat(sequence)
 
-    def _start(self, lane: Lane) -> None:
-        task, since = self._waiting.pop(lane)
-        self._seat(self._launch(task, since))
+def _rank(sequence: Sequence) -> tuple[int, float, SequenceKey]:
+    """The greatest is parked first when cells run out: bulk before people before bulk that is guarded, and the newest
+    of them. While no guard ends, the order of any two stays as it is."""
+    kind = 1 if not sequence.is_bulk else 2 if _gives_way(sequence) else 0
+    return kind, sequence.clock.started, sequence.task.key
 
-    def _seat(self, sequence: Sequence) -> None:
-        self.running.append(sequence)
-        self.slots[sequence.slot] = sequence
+
+def _gives_way(sequence: Sequence) -> bool:
+    """Whether people take its slot and its cells."""
+    return sequence.is_bulk and sequence.guarded_until <= time.monotonic()
+
+
+def _n_promised(sequence: Sequence) -> int:
+    """Cells that a running sequence will soon need besides those that it has."""
+    n_remain = sequence.n_remain
+    return sequence.resident.n_to_compute + (GROWTH if n_remain < 0 else min(n_remain, GROWTH))
 
 
 def _ended(sequences: Iterable[Sequence]) -> list[Sequence]:

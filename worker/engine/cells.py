@@ -1,30 +1,30 @@
-"""Which tokens stand in the KV cache, slot by slot, and how a new prompt reuses them.
+"""What stands in the KV cache, sequence by sequence, and how a new one reuses it.
 
-One sequence a slot; the slot's number is its sequence id. A sequence that ended stays resident until its slot is
-needed. One that gave its slot up stands on a shelf until it gets another: an id of its own beyond those of the slots.
-The cache is unified: a prefix that several share stands in it once, so lending or shelving one costs no cells.
+A sequence that ended stays as long as nobody needs its cells. The cache is unified: a prefix that several share stands
+in it once, so a copy costs no cells, and there are more ids than slots, so that a new sequence need not push another
+out. Who has which cells is in the account.
 
-Knows nothing of tasks, sampling or text.
+Knows nothing of slots, tasks, sampling or text.
 """
 
 from __future__ import annotations
 
 import itertools
 import sys
-from dataclasses import dataclass, field
-from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
 
 from worker.engine.account import Account
+from worker.engine.eviction import least_missed, least_missed_end
+from worker.engine.grouping import UNGROUPED, Grouping
+from worker.engine.resident import NOWHERE, Ids, Resident, Standing
 
-Ids = NDArray[np.int32]
+__all__ = ["Cache", "Cells", "Ids", "Prefix", "Resident", "Standing"]
 
-NOWHERE = -1
-"""The id of a sequence that has neither slot nor shelf."""
 MIN_SHARED = 16
 """Tokens below which it is not worth waiting for another sequence to compute them."""
+LEAST_CUT = 64
+"""Positions that go at once when cells are needed: each cut makes llama.cpp look at all cells."""
 
 
 class Cache(Protocol):
@@ -36,116 +36,222 @@ class Cache(Protocol):
 
     def shift(self, seq_id: int, start: int, end: int) -> None: ...
 
+    def divide(self, seq_id: int, start: int, n: int) -> None: ...
 
-@dataclass(slots=True, eq=False)
-class Resident:
-    """The sequence in one slot, or on one shelf. Invariant: the first `n_cached` of `tokens` are what the cache has
-    for it."""
 
-    slot: int
-    """Its id in the cache."""
-    tokens: Ids = field(default_factory=lambda: np.empty(0, dtype=np.int32))
-    """Room for the whole sequence; the first `n_tokens` are known."""
-    n_tokens: int = 0
+class Prefix(NamedTuple):
+    """What a sequence can have of others."""
+
+    source: Resident | None = None
     n_cached: int = 0
-    n_reused: int = 0
-    """Of the cached: those that this sequence did not compute itself."""
-    n_pure: int = sys.maxsize
-    """Of the cached, those that were computed behind nothing but the tokens before them. Behind a shift they are not:
-    they still mean what is gone, which no other sequence has had."""
-    is_busy: bool = False
-    is_patient: bool = False
-    """It may be held up for others, so that only those who are patient too should wait for it."""
+    """Tokens that the source has in the cache."""
     leader: Resident | None = None
-    """A busy sequence that computes a prefix of this one right now."""
-    awaited: Ids | None = None
-    """The leader's tokens, by which it is known that its slot has not gone to another."""
     n_awaited: int = 0
-    """The length of the prefix."""
-    stamp: int = 0
-    """Grows with every use: the least is the least recently used."""
+    """Tokens that the leader will have; none if that is hardly more."""
 
     @property
-    def n_pending(self) -> int:
-        """Known tokens that are not in the cache yet."""
-        return self.n_tokens - self.n_cached
-
-    @property
-    def lendable(self) -> Ids:
-        """Tokens whose cells would be any other's."""
-        return self.tokens[: min(self.n_cached, self.n_pure)]
-
-    def append(self, token: int) -> None:
-        self.tokens[self.n_tokens] = token
-        self.n_tokens += 1
+    def n_tokens(self) -> int:
+        return max(self.n_cached, self.n_awaited)
 
 
 class Cells:
-    """All slots and shelves. For the decode thread, between decodes.
+    """All sequences of a cache that takes the ids below `n_ids`. For the decode thread, between decodes.
 
-    `can_rewind` is False for models whose state cannot lose its end: there only a whole resident is reused.
-    `can_shift` is False where what is in the cache cannot be moved to other positions.
+    Ids must be enough for all that run. `can_rewind` is False for models whose state cannot lose its end: there a
+    sequence is reused as a whole or not at all. `can_shift` is False where what is in the cache cannot be moved to
+    other positions. Where tokens share positions (`grouping`), nobody lends anything: whole groups are moved when they
+    are complete.
     """
 
     def __init__(
         self,
         cache: Cache,
-        n_slots: int,
-        n_shelves: int = 0,
+        n_ids: int,
         *,
         n_cells: int,
         can_rewind: bool = True,
         can_shift: bool = True,
+        grouping: Grouping = UNGROUPED,
     ) -> None:
         self._cache = cache
-        self._account = Account(n_cells, n_slots + n_shelves)
-        self._can_rewind = can_rewind
-        self.can_shift = can_shift
+        self._n_cells = n_cells
+        self._account = Account(n_cells, n_ids)
+        self._grouping = grouping
+        self._can_rewind = can_rewind and grouping.n == 1
+        self.can_shift = can_shift and grouping.n == 1
         self._stamps = itertools.count(1)
-        self.residents = [Resident(slot) for slot in range(n_slots)]
-        self._empty_shelves = list(range(n_slots, n_slots + n_shelves))
-        self.shelved: list[Resident] = []
-
-    @property
-    def n_idle(self) -> int:
-        return sum(not resident.is_busy for resident in self.residents)
+        self._unused_ids = list(reversed(range(n_ids)))
+        self.residents: list[Resident] = []
+        """All that have an id."""
 
     @property
     def n_free(self) -> int:
         """Cells that nobody has."""
         return self._account.n_free
 
-    def is_private(self, resident: Resident, start: int, end: int) -> bool:
-        """Whether no other has the cells at positions [start, end): only such may be moved or divided, since that
-        befalls all who have them."""
-        return self._account.n_private(resident.slot, start, end) == end - start
+    def n_within_reach(self, holders: Iterable[Resident], prefix: Prefix) -> int:
+        """Cells that could be had without taking any from the holders, or from the prefix."""
+        held = [(holder.seq_id, holder.n_cached) for holder in holders if holder.seq_id != NOWHERE]
+        if prefix.source is not None:
+            held.append((prefix.source.seq_id, prefix.n_cached))
+        return self._n_cells - self._account.n_held(held)
 
-    def own(self, resident: Resident, start: int, end: int) -> bool:
-        """Make the cells at positions [start, end) private if it is to be had for nothing: residents that are idle
-        lose what they have of them, and what is behind. False when one that is busy or shelved has some."""
-        sharing = [
-            other
-            for other in (*self.residents, *self.shelved)
-            if other is not resident and self._account.have_common(resident.slot, other.slot, start, end)
-        ]
-        if any(other.is_busy or other in self.shelved for other in sharing):
-            return False
-        for other in sharing:
-            self.cut(other, start)
-        return True
+    def prefix(self, known: Ids, *, is_patient: bool = False) -> Prefix:
+        """The most that a sequence with these tokens can have of others, now and soon. One known token at least is
+        left to compute, since the first choice needs its logits."""
+        best = Prefix()
+        for other in self.residents:
+            n_common = min(_common(other.known, known), len(known) - 1, other.n_pure)
+            n_cached = self._n_lendable(other, n_common)
+            if n_cached > best.n_cached or (n_cached and n_cached == best.n_cached and _lends_more(other, best)):
+                best = best._replace(source=other, n_cached=n_cached)
+            if n_common > best.n_awaited and self._can_lead(other, is_patient=is_patient):
+                best = best._replace(leader=other, n_awaited=n_common)
+        if best.n_awaited < best.n_cached + MIN_SHARED:
+            best = best._replace(leader=None, n_awaited=0)
+        return best
+
+    def place(self, tokens: Ids, n_tokens: int, *, may_reuse: bool, is_patient: bool = False) -> Resident:
+        """Begin with a sequence of which `n_tokens` are known, with as much of it as the cache has."""
+        resident = Resident(tokens, n_tokens, is_patient, may_reuse)
+        self.resume(resident)
+        return resident
+
+    def park(self, resident: Resident) -> None:
+        """A running sequence lost its slot. Nobody waits for it any more; its cells stay while there is room."""
+        resident.standing = Standing.PARKED
+        resident.leader = resident.awaited = None
+        resident.stamp = next(self._stamps)
+
+    def resume(self, resident: Resident) -> None:
+        """A sequence has a slot, with what the cache has of it."""
+        prefix = self.prefix_of(resident)
+        if resident.seq_id == NOWHERE:
+            self._settle(resident, prefix)
+        elif prefix.source is not None and prefix.n_cached > resident.n_cached:
+            self._take(prefix.source, resident, prefix.n_cached)
+        if prefix.leader is not None:
+            resident.leader, resident.awaited = prefix.leader, prefix.leader.tokens
+            resident.n_awaited = prefix.n_awaited
+        resident.standing = Standing.RUNNING
+        resident.stamp = next(self._stamps)
+
+    def prefix_of(self, resident: Resident) -> Prefix:
+        """What a sequence that does not run would have if it did."""
+        can_mix = resident.may_reuse and self._can_rewind and resident.n_lendable == resident.n_cached
+        if resident.n_cached and not can_mix:
+            return Prefix(resident, resident.n_cached)
+        return self.prefix(resident.known, is_patient=resident.is_patient) if resident.may_reuse else Prefix()
+
+    def release(self, resident: Resident) -> None:
+        """The sequence ended; its tokens stay until its cells are needed."""
+        if resident.seq_id != NOWHERE:
+            resident.standing = Standing.IDLE
+            resident.leader = resident.awaited = None
+            resident.stamp = next(self._stamps)
+
+    def catch_up(self, resident: Resident) -> None:
+        """Take over what the leader has computed since; follow no longer once it has all, or runs no more."""
+        leader = resident.leader
+        if leader is None:
+            return
+        is_there = leader.standing is Standing.RUNNING and leader.tokens is resident.awaited
+        n_ready = min(leader.n_cached, resident.n_awaited) if leader.tokens is resident.awaited else 0
+        if n_ready > resident.n_cached:
+            self._take(leader, resident, n_ready)
+        if not is_there or n_ready == resident.n_awaited:
+            resident.leader = resident.awaited = None
+
+    def unfollow(self) -> None:
+        """Let nobody wait for a prefix that another computes: it may never come."""
+        for resident in self.residents:
+            resident.leader = resident.awaited = None
 
     def computed(self, resident: Resident, n_tokens: int) -> None:
         """So many more of the known tokens are in the cache, in cells of their own."""
-        self._account.take(resident.slot, n_tokens)
+        self._account.take(resident.seq_id, n_tokens)
         resident.n_cached += n_tokens
+        if (start := self._grouping.completed(resident.n_cached)) is not None:
+            self._cache.divide(resident.seq_id, start, self._grouping.n)
+
+    def position(self, resident: Resident) -> int:
+        """Where its next token stands."""
+        return self._grouping.position(resident.n_cached)
+
+    def restore(self, resident: Resident) -> None:
+        """After a decode that failed or was interrupted: let the cache have what the resident says, or nothing."""
+        self.cut(resident, resident.n_cached)
 
     def cut(self, resident: Resident, n_kept: int) -> None:
         """Let the cells from position `n_kept` on go: those tokens are pending again. All are where the model cannot
         keep a part."""
-        resident.n_cached = self._trim(resident, n_kept)
-        resident.n_reused = min(resident.n_reused, resident.n_cached)
-        if resident.n_cached <= resident.n_pure:
+        if resident.seq_id == NOWHERE:
+            return
+        if n_kept < resident.n_cached and not self._can_rewind:
+            n_kept = 0
+        if not self._cache.truncate(resident.seq_id, self._grouping.position(n_kept)):
+            n_kept = 0
+            self._cache.truncate(resident.seq_id, 0)
+        self._account.cut(resident.seq_id, n_kept)
+        resident.n_cached = n_kept
+        resident.n_reused = min(resident.n_reused, n_kept)
+        resident.n_lent = min(resident.n_lent, n_kept)
+        if n_kept <= resident.n_pure:
             resident.n_pure = sys.maxsize
+
+    def forget(self, resident: Resident) -> None:
+        """Free the cells of a resident."""
+        self.cut(resident, 0)
+
+    def lose_all(self) -> None:
+        """The cache is another now, and empty."""
+        for resident in self.residents:
+            self.forget(resident)
+
+    def evict(self, resident: Resident) -> None:
+        """Free the cells of a resident, and its id."""
+        if resident.seq_id != NOWHERE:
+            self.forget(resident)
+            self._disown(resident)
+
+    def give_up_idle(self, n_missing: int) -> bool:
+        """Free cells that are held for the sake of others alone, about as many as are missing or fewer; False when
+        there are none."""
+        least = least_missed_end(self._those(Standing.IDLE))
+        if least is None:
+            return False
+        resident, n_kept = least
+        if n_kept == 0 and not self._account.n_private(resident.seq_id, 0, resident.n_cached):
+            self.evict(resident)
+        else:
+            self.shorten(resident, n_missing, n_kept)
+        return True
+
+    def shorten(self, resident: Resident, n_missing: int, n_kept: int = 0) -> None:
+        """Free cells at the end of a resident, about as many as are missing, but keep some; the id goes with the
+        last."""
+        self.cut(resident, max(n_kept, resident.n_cached - max(n_missing, LEAST_CUT)))
+        if resident.n_cached == 0:
+            self.evict(resident)
+
+    def is_private(self, resident: Resident, start: int, end: int) -> bool:
+        """Whether no other has the cells at positions [start, end): only such may be moved or divided, since that
+        befalls all who have them."""
+        return self._account.n_private(resident.seq_id, start, end) == end - start
+
+    def own(self, resident: Resident, start: int, end: int) -> bool:
+        """Make the cells at positions [start, end) private if it is to be had for nothing: residents that are idle
+        lose what they have of them, and what is behind. False when one that runs or is parked has some."""
+        sharing = [
+            other
+            for other in self.residents
+            if other is not resident and self._account.have_common(resident.seq_id, other.seq_id, start, end)
+        ]
+        if any(other.standing is not Standing.IDLE for other in sharing):
+            return False
+        for other in sharing:
+            self.cut(other, start)
+        return True
 
     def shift(self, resident: Resident, n_kept: int, n_gone: int) -> None:
         """Drop the `n_gone` tokens behind the first `n_kept`; what stands behind them moves up.
@@ -155,10 +261,11 @@ class Cells:
         """
         end, n_tokens = n_kept + n_gone, resident.n_tokens
         if self.can_shift and resident.n_cached >= end and self.own(resident, end, resident.n_cached):
-            self._cache.shift(resident.slot, n_kept, end)
-            self._account.close_gap(resident.slot, n_kept, end)
+            self._cache.shift(resident.seq_id, n_kept, end)
+            self._account.close_gap(resident.seq_id, n_kept, end)
             resident.n_cached -= n_gone
             resident.n_reused = min(resident.n_reused, n_kept)
+            resident.n_lent = min(resident.n_lent, n_kept)
             resident.n_pure = min(resident.n_pure, n_kept)
         else:
             self.cut(resident, min(n_kept, resident.n_cached))
@@ -167,174 +274,80 @@ class Cells:
         tokens[n_kept : n_tokens - n_gone] = resident.tokens[end:n_tokens]
         resident.tokens, resident.n_tokens = tokens, n_tokens - n_gone
 
-    def place(self, tokens: Ids, n_tokens: int, *, may_reuse: bool, is_patient: bool = False) -> Resident | None:
-        """Give a slot to a sequence of which `n_tokens` are known, with as much of it as the cache has.
+    def _n_lendable(self, other: Resident, n_common: int) -> int:
+        if self._grouping.n > 1 and other.standing is not Standing.IDLE:
+            return 0
+        n_cached = min(n_common, other.n_cached)
+        return n_cached if self._can_rewind or n_cached == other.n_cached else 0
 
-        At least one known token is left to compute, since the first choice needs its logits. None: no slot is idle.
-        """
-        idle = [resident for resident in self.residents if not resident.is_busy]
-        if not idle:
-            return None
-        known = tokens[:n_tokens]
-        target = min(idle, key=lambda resident: resident.stamp)
-        n_own = n_lent = 0
-        if may_reuse:
-            best = max(idle, key=lambda resident: self._n_kept(resident, known))
-            if n_own := self._n_kept(best, known):
-                target = best
-            source, n_lent = self._best_lender(known)
-            if n_lent > n_own:
-                # A copy: so take the slot that is missed the least, not the one with the second-best prefix.
-                target = min(idle, key=lambda resident: resident.stamp)
-                self._trim(target, 0)
-                self._share(source, target, 0, n_lent)
-        if n_lent <= n_own:
-            n_lent = self._trim(target, n_own)
-        self._settle(target, tokens, n_tokens, n_lent)
-        target.is_patient = is_patient
-        if may_reuse:
-            self._find_leader(target)
-        return target
+    def _can_lead(self, other: Resident, *, is_patient: bool) -> bool:
+        is_computing = other.standing is Standing.RUNNING and other.n_pending > 1
+        return self._can_rewind and is_computing and (is_patient or not other.is_patient)
 
-    def catch_up(self, resident: Resident) -> None:
-        """Take over what the leader has computed since; follow no longer once it has all, or has ended."""
-        leader = resident.leader
-        if leader is None:
-            return
-        is_there = leader.tokens is resident.awaited
-        n_ready = min(leader.n_cached, resident.n_awaited) if is_there else 0
-        if n_ready > resident.n_cached:
-            self._share(leader, resident, resident.n_cached, n_ready)
-            resident.n_reused += n_ready - resident.n_cached
-            resident.n_cached = n_ready
-        if not (is_there and leader.is_busy) or n_ready == resident.n_awaited:
-            resident.leader = resident.awaited = None
+    def _settle(self, resident: Resident, prefix: Prefix) -> None:
+        """Give a sequence an id, and what others have of it."""
+        source = prefix.source
+        if source is not None and self._is_taken_over(source, prefix.n_cached):
+            self.cut(source, prefix.n_cached)
+            resident.n_lent, resident.lent_stamp = source.n_lent, source.lent_stamp
+            resident.n_cached = resident.n_reused = source.n_cached
+            resident.seq_id, source.seq_id = source.seq_id, NOWHERE
+            source.n_cached = source.n_reused = source.n_lent = 0
+            self.residents.remove(source)
+        else:
+            resident.seq_id = self._free_id(source)
+            if source is not None:
+                self._take(source, resident, prefix.n_cached)
+        self.residents.append(resident)
 
-    def release(self, resident: Resident) -> None:
-        """The sequence ended; its tokens stay until the slot is needed."""
-        resident.is_busy = False
-        resident.leader = resident.awaited = None
-        resident.stamp = next(self._stamps)
-
-    def shelve(self, resident: Resident) -> Resident:
-        """Take the slot of a busy sequence. What is returned stands for the sequence from now on; it has its cells as
-        long as there is room for them, and none if no shelf is empty."""
-        shelf = Resident(
-            self._empty_shelves.pop() if self._empty_shelves else NOWHERE,
-            resident.tokens,
-            resident.n_tokens,
-            is_patient=resident.is_patient,
-            stamp=next(self._stamps),
-        )
-        if shelf.slot != NOWHERE:
-            self._share(resident, shelf, 0, resident.n_cached)
-            shelf.n_cached, shelf.n_reused = resident.n_cached, resident.n_reused
-            shelf.n_pure = resident.n_pure
-            self.shelved.append(shelf)
-        self.release(resident)
-        return shelf
-
-    def unshelve(self, shelf: Resident, *, may_reuse: bool) -> Resident | None:
-        """Give a slot to a sequence again, with what the cache still has of it. None: no slot is idle."""
-        if not shelf.n_cached:
-            target = self.place(shelf.tokens, shelf.n_tokens, may_reuse=may_reuse, is_patient=shelf.is_patient)
-        elif target := self._least_missed():
-            self._trim(target, 0)
-            self._share(shelf, target, 0, shelf.n_cached)
-            self._settle(target, shelf.tokens, shelf.n_tokens, shelf.n_cached)
-            target.n_reused, target.is_patient = shelf.n_reused, shelf.is_patient
-            target.n_pure = shelf.n_pure
-        if target is not None:
-            self.clear(shelf)
-        return target
-
-    def clear(self, shelf: Resident) -> None:
-        """The sequence needs its shelf no more."""
-        if shelf.slot != NOWHERE:
-            self.forget(shelf)
-            self.shelved.remove(shelf)
-            self._empty_shelves.append(shelf.slot)
-
-    def restore(self, resident: Resident) -> None:
-        """After a decode that failed or was interrupted: let the cache have what the resident says, or nothing."""
-        self.cut(resident, resident.n_cached)
-
-    def drop_oldest_idle(self) -> bool:
-        """Free the cells of the idle resident that was used least recently, or else of the sequence that was shelved
-        first, since that one will surely be computed again; False when there is none."""
-        idle = [resident for resident in self.residents if not resident.is_busy and resident.n_cached]
-        droppable = idle or [shelf for shelf in self.shelved if shelf.n_cached]
-        if not droppable:
+    def _is_taken_over(self, source: Resident, n_cached: int) -> bool:
+        """Whether a sequence goes on in the place of its source instead of beside it: when nothing is lost with that,
+        or no other id is to be had. A state that cannot lose its end is better copied, for the next that begins like
+        it, if an id lies about."""
+        if source.standing is Standing.RUNNING:
             return False
-        self.forget(min(droppable, key=lambda resident: resident.stamp))
-        return True
+        is_whole = source.standing is Standing.IDLE and n_cached == source.n_cached
+        is_copied = not self._can_rewind and self._unused_ids and self._grouping.n == 1
+        return (is_whole and not is_copied) or not self._can_free_id(source)
 
-    def forget(self, resident: Resident) -> None:
-        """Free the cells of a resident."""
-        self.cut(resident, 0)
+    def _can_free_id(self, source: Resident) -> bool:
+        return bool(self._unused_ids) or any(
+            other is not source and other.standing is not Standing.RUNNING for other in self.residents
+        )
 
-    def unfollow(self) -> None:
-        """Let nobody wait for a prefix that another computes: it may never come."""
-        for resident in self.residents:
-            resident.leader = resident.awaited = None
+    def _free_id(self, source: Resident | None) -> int:
+        """An unused id: that of the idle sequence which is missed the least if need be, or of the one that was parked
+        last; not that of the source."""
+        if not self._unused_ids:
+            idle = least_missed(other for other in self._those(Standing.IDLE) if other is not source)
+            parked = (other for other in self._those(Standing.PARKED) if other is not source)
+            going = idle or max(parked, key=lambda other: other.stamp, default=None)
+            assert going is not None, "there are fewer ids than running sequences"
+            self.evict(going)
+        return self._unused_ids.pop()
 
-    def lose_all(self) -> None:
-        """The cache is another now, and empty."""
-        for resident in (*self.residents, *self.shelved):
-            self.forget(resident)
+    def _disown(self, resident: Resident) -> None:
+        self.residents.remove(resident)
+        self._unused_ids.append(resident.seq_id)
+        resident.seq_id = NOWHERE
 
-    def _least_missed(self) -> Resident | None:
-        """The idle slot that was used least recently."""
-        idle = [resident for resident in self.residents if not resident.is_busy]
-        return min(idle, key=lambda resident: resident.stamp, default=None)
+    def _those(self, standing: Standing) -> list[Resident]:
+        return [resident for resident in self.residents if resident.standing is standing]
 
-    def _settle(self, target: Resident, tokens: Ids, n_tokens: int, n_cached: int) -> None:
-        target.tokens, target.n_tokens = tokens, n_tokens
-        target.n_cached = target.n_reused = n_cached
-        target.n_pure = sys.maxsize
-        target.is_busy = True
-        target.stamp = next(self._stamps)
+    def _take(self, source: Resident, target: Resident, end: int) -> None:
+        """Let a resident have what its source has up to there, behind what it has itself."""
+        start = target.n_cached
+        self._cache.share(source.seq_id, target.seq_id, start, end)
+        self._account.share(source.seq_id, target.seq_id, start, end)
+        target.n_cached = end
+        target.n_reused += end - start
+        source.n_lent = max(source.n_lent, end)
+        source.lent_stamp = next(self._stamps)
 
-    def _n_kept(self, resident: Resident, known: Ids) -> int:
-        """How much of an idle resident a sequence can go on from."""
-        n = min(_common(resident.lendable, known), len(known) - 1)
-        return n if self._can_rewind or n == resident.n_cached else 0
 
-    def _best_lender(self, known: Ids) -> tuple[Resident, int]:
-        lender, n_best = self.residents[0], 0
-        busy = [resident for resident in self.residents if resident.is_busy]
-        for resident in (*busy, *self.shelved) if self._can_rewind else ():
-            n = min(_common(resident.lendable, known), len(known) - 1)
-            if n > n_best:
-                lender, n_best = resident, n
-        return lender, n_best
-
-    def _find_leader(self, target: Resident) -> None:
-        """Look for a busy sequence that will soon have a longer prefix than the cache has now."""
-        if not self._can_rewind:
-            return
-        known = target.tokens[: target.n_tokens]
-        target.n_awaited = target.n_cached + MIN_SHARED - 1
-        for other in self.residents:
-            if other is target or not other.is_busy or other.n_pending <= 1:
-                continue
-            if other.is_patient and not target.is_patient:
-                continue
-            n = min(_common(other.tokens[: other.n_tokens], known), len(known) - 1, other.n_pure)
-            if n > target.n_awaited:
-                target.leader, target.awaited, target.n_awaited = other, other.tokens, n
-
-    def _trim(self, resident: Resident, n_kept: int) -> int:
-        """Cut a slot's cells to a length; 0 where the model cannot keep a part. Returns what is left."""
-        if not self._cache.truncate(resident.slot, n_kept):
-            n_kept = 0
-            self._cache.truncate(resident.slot, 0)
-        self._account.cut(resident.slot, n_kept)
-        return n_kept
-
-    def _share(self, source: Resident, target: Resident, start: int, end: int) -> None:
-        self._cache.share(source.slot, target.slot, start, end)
-        self._account.share(source.slot, target.slot, start, end)
+def _lends_more(other: Resident, best: Prefix) -> bool:
+    """Of those that have the same, the one that lent last goes on lending: it is the one that is kept for it."""
+    return best.source is None or other.lent_stamp > best.source.lent_stamp
 
 
 def _common(left: Ids, right: Ids) -> int:

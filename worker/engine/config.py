@@ -8,6 +8,7 @@ from typing import Literal
 
 from shared.settings import ConfigError, WorkerSettings
 from worker.demo import demo_model_path
+from worker.engine.grouping import UNGROUPED, Grouping
 from worker.engine.lanes import AGE_S, QUANTUM_S
 from worker.threads import choose_threads
 
@@ -36,6 +37,7 @@ class EngineConfig:
     """Whether a full context is shifted where the request does not say."""
     shift_limit: int = 0
     """Tokens that a sequence which shifts may choose at most; 0 is ten contexts."""
+    grouping: Grouping = UNGROUPED
     age_s: float = AGE_S
     quantum_s: float = QUANTUM_S
 
@@ -47,8 +49,9 @@ class EngineConfig:
         n_threads = settings.threads or choose_threads()
         return cls(
             model=demo_model_path() if settings.model == "demo" else Path(settings.model),
-            n_ctx=settings.ctx_size,
+            n_ctx=settings.ctx_size or settings.kv_unified_per_slot * settings.parallel,
             n_slots=settings.parallel,
+            n_ctx_slot=settings.kv_unified_per_slot,
             n_batch=settings.batch_size,
             n_ubatch=min(settings.ubatch_size, settings.batch_size),
             n_threads=n_threads,
@@ -60,4 +63,18 @@ class EngineConfig:
             pooling=settings.pooling,
             context_shift=settings.context_shift,
             shift_limit=settings.shift_limit,
+            grouping=_grouping(settings),
         )
+
+
+def _grouping(settings: WorkerSettings) -> Grouping:
+    n, width = settings.grp_attn_n, settings.grp_attn_w
+    if n == 1:
+        return UNGROUPED
+    if width % n:
+        raise ConfigError(f"--grp-attn-w is {width}, and must be a multiple of --grp-attn-n, {n}")
+    if settings.context_shift:
+        raise ConfigError(
+            "--context-shift and --grp-attn-n exclude each other: what shares a position cannot be shifted"
+        )
+    return Grouping(n, width)

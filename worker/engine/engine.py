@@ -59,6 +59,8 @@ WORTH_INTERRUPTING_MS = 50.0
 """A decode of bulk that a person interrupts is lost work: shorter ones are waited for."""
 MOST_INTERRUPTIONS = 3
 """In a row: bulk goes on however often people come."""
+MOST_IDLE = 64
+"""Sequences that stay in the cache beside those that run, where few can run. Each is looked at when a new one comes."""
 
 
 class Engine:
@@ -96,9 +98,11 @@ class Engine:
             n_ctx = self.config.n_ctx or model.facts.n_ctx_train
             self._n_ctx_slot = min(self.config.n_ctx_slot or n_ctx // self.config.n_slots, n_ctx)
             _check(self.config, self._n_ctx_slot)
-            n_shelves = _n_shelves(self.config, model)
-            params = ContextParams.to_generate(self.config, n_ctx, n_shelves)
+            n_ids = _n_ids(self.config, model)
+            params = ContextParams.to_generate(self.config, n_ctx, n_ids)
             context = resources.enter_context(self._open_context(model, params))
+            if self.config.grouping.n > 1 and not context.can_shift:
+                raise LoadFailed("--grp-attn-n is more than 1, and what this model has in its cache cannot be moved")
             context.warm_up()
             self._embedder = resources.enter_context(Embedder(model, self.config, self._open_context))
             grammars = resources.enter_context(Grammars(model.lexicon()))
@@ -108,11 +112,11 @@ class Engine:
         age_s, quantum_s = self.config.age_s, self.config.quantum_s
         self._cells = Cells(
             context,
-            self.config.n_slots,
-            n_shelves,
-            n_cells=context.n_ctx,
+            n_ids,
+            n_cells=context.n_cells,
             can_rewind=model.facts.can_rewind,
             can_shift=context.can_shift,
+            grouping=self.config.grouping,
         )
         self._launcher = Launcher(
             model,
@@ -122,8 +126,9 @@ class Engine:
             can_generate=context.can_generate,
             shifts=self.config.context_shift,
             shift_limit=self.config.shift_limit,
+            grouping=self.config.grouping,
         )
-        self._admission = Admission(self._cells, self._launcher.launch, age_s=age_s, quantum_s=quantum_s)
+        self._admission = Admission(self._cells, self._launcher, self.config.n_slots, Ageing(age_s, quantum_s))
         self._running = self._admission.running  # the list itself, which admission alone writes
         self._schedule = Schedule(context.n_batch, Ageing(age_s, quantum_s))
         self._pace = Pace(context.n_batch)
@@ -235,7 +240,8 @@ class Engine:
         """A turn of sequences, of those on trial if there are any: plan, decode, choose."""
         self._shift()
         plan = self._schedule.plan_trial(trial) if trial else self._schedule.plan(self._running, self._pace)
-        pieces = [_piece(sequence, n_tokens) for sequence, n_tokens in plan.shares]
+        plan = self._with_room(plan)
+        pieces = [self._piece(sequence, n_tokens) for sequence, n_tokens in plan.shares]
         self._scribe.hand(self._take_lines())  # the last thing before a decode, which leaves the scribe the GIL
         outcome = self._decode(plan, pieces)
         self._stop(self._scribe.collect())
@@ -317,6 +323,13 @@ class Engine:
         if sequence.phase is not Phase.ENDED:
             sequence.end(ending)
             self._lines.append(Ended(sequence, ending, time.monotonic()))
+
+    def _piece(self, sequence: Sequence, n_tokens: int) -> Piece:
+        """The next known tokens of a sequence; logits are wanted of the last known one, if a next token is."""
+        resident = sequence.resident
+        tokens = resident.tokens[resident.n_cached : resident.n_cached + n_tokens]
+        wants_logits = n_tokens == resident.n_pending and sequence.task.request.n_predict != 0
+        return Piece(resident.seq_id, self._cells.position(resident), tokens, wants_logits)
 
     def _fail(self, sequence: Sequence, reason: str) -> None:
         self._end(sequence, Failed(EngineFailed(reason)))
@@ -409,17 +422,19 @@ class Engine:
         sequence.choose(choice.token, now)
         self._lines.append(Chosen(sequence, choice, sequence.sampler.memory, sequence.ending, now))
 
+    def _with_room(self, plan: Plan[Sequence]) -> Plan[Sequence]:
+        """What of a plan there are cells for, after all have given theirs up who rank behind."""
+        while (n_missing := plan.n_tokens - self._cells.n_free) > 0 and self._admission.make_room(n_missing):
+            plan = plan.of(lambda sequence: sequence.has_slot)
+        return plan
+
     def _make_room(self, plan: Plan[Sequence]) -> None:
-        """No cells for this plan: give up what nobody uses, then ask for less, then end the newest
-        sequence, of bulk if there is any."""
-        if self._cells.drop_oldest_idle():
-            return
+        """No cells for what one sequence alone wants: ask for less, then end it."""
         if plan.n_prefill > 1:
             self._schedule.plan_less(plan.n_prefill)
             return
-        newest = max(self._running, key=lambda sequence: (sequence.is_bulk, sequence.clock.started))
-        self._end(newest, Failed(EngineFailed("the KV cache is full; a larger context size or fewer slots help")))
-        self._cells.forget(newest.resident)
+        for sequence, _ in plan.shares:
+            self._end(sequence, Completed(StopType.LIMIT, is_truncated=True))
 
     def _undo(self, plan: Plan[Sequence]) -> None:
         """A person came in the middle of it. It is planned again when it is bulk's turn."""
@@ -475,15 +490,8 @@ def _check(config: EngineConfig, n_ctx_slot: int) -> None:
         raise LoadFailed(f"--ctx-size leaves {n_ctx_slot} tokens to each of {config.n_slots} slots")
 
 
-def _n_shelves(config: EngineConfig, model: Model) -> int:
-    """Ids for the cells of parked sequences: of those there are never more than slots. Where a state cannot be cut,
-    each id costs the memory of a whole one, and parked sequences are computed again instead."""
-    return min(config.n_slots, max_sequences() - config.n_slots) if model.facts.can_rewind else 0
-
-
-def _piece(sequence: Sequence, n_tokens: int) -> Piece:
-    """The next known tokens of a sequence; logits are wanted of the last known one, if a next token is."""
-    resident = sequence.resident
-    start = resident.n_cached
-    wants_logits = n_tokens == resident.n_pending and sequence.task.request.n_predict != 0
-    return Piece(resident.slot, start, resident.tokens[start : start + n_tokens], wants_logits)
+def _n_ids(config: EngineConfig, model: Model) -> int:
+    """Of sequences in the cache: for those that run, for as many that are parked, and for those that stay for the sake
+    of others. Each costs a row of logits; where a state cannot be cut, it would cost the memory of a whole one."""
+    n_others = max(config.n_slots, MOST_IDLE) if model.facts.can_rewind else 0
+    return min(config.n_slots + n_others, max_sequences())

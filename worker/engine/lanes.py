@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from shared.jobs import Lane
-from worker.engine.task import EmbedTask, GenerateTask
 
-T = TypeVar("T", GenerateTask, EmbedTask)
+
+class Laned(Protocol):
+    @property
+    def lane(self) -> Lane: ...
+
+
+T = TypeVar("T", bound=Laned)
 
 
 AGE_S = 30.0
@@ -50,9 +56,15 @@ class Lanes(Generic[T]):
     def add(self, task: T, since: float) -> None:
         self._lanes[task.lane].append(Waiting(task, since))
 
-    def pop(self, lane: Lane) -> Waiting[T]:
-        """Take out the next of a lane; IndexError when none waits."""
-        return self._lanes[lane].popleft()
+    def ahead(self, lane: Lane, n: int) -> Iterator[T]:
+        """The next few of a lane."""
+        return (waiting.task for waiting in islice(self._lanes[lane], n))
+
+    def pop(self, lane: Lane, at: int = 0) -> Waiting[T]:
+        """Take out the next of a lane, or the one so many behind it; IndexError when there is none."""
+        waiting = self._lanes[lane][at]
+        del self._lanes[lane][at]
+        return waiting
 
     def remove(self, is_going: Callable[[T], bool]) -> list[T]:
         """Take out the tasks that go."""
@@ -75,7 +87,7 @@ class Ageing:
 
     def __init__(self, age_s: float, quantum_s: float) -> None:
         self._age_s = age_s
-        self._quantum_s = quantum_s
+        self.quantum_s = quantum_s
         self._next_at = 0.0
 
     def is_due(self, since: float, now: float) -> bool:
@@ -84,5 +96,5 @@ class Ageing:
 
     def begin(self, now: float) -> float:
         """It goes. Returns until when it is not to be disturbed."""
-        self._next_at = now + self._quantum_s
+        self._next_at = now + self.quantum_s
         return self._next_at

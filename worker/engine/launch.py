@@ -5,15 +5,18 @@ Knows the model and the cells; nothing of lanes, of batches, or of who goes firs
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections.abc import Iterator
 
 import numpy as np
 
 from shared.errors import InvalidRequest, NotSupported, PromptTooLong, SlotstreamError
 from shared.events import Answer, StopType, Timings
 from shared.jobs import Lane
-from worker.engine.cells import Cells
+from worker.engine.cells import Cells, Ids
 from worker.engine.constraint import Masks, Matcher
+from worker.engine.grouping import UNGROUPED, Grouping
 from worker.engine.llama import Model
 from worker.engine.overflow import Shift, n_kept, n_shifted
 from worker.engine.sampling import Sampler, Setting
@@ -39,15 +42,17 @@ class Launcher:
         can_generate: bool = True,
         shifts: bool = False,
         shift_limit: int = 0,
+        grouping: Grouping = UNGROUPED,
     ) -> None:
         """`shifts` is for requests that say nothing of it; `shift_limit` is the most tokens that one which does may
-        choose, 0 for ten contexts."""
+        choose, 0 for ten contexts. What is grouped does not shift."""
         self._model = model
         self._cells = cells
         self._masks = masks
         self._n_ctx_slot = n_ctx_slot
         self._can_generate = can_generate
         self._shifts = shifts
+        self._grouping = grouping
         self._shift_limit = shift_limit or SHIFTED_CONTEXTS * n_ctx_slot
         self._setting = Setting(model.facts.n_vocab, n_ctx_slot, model.eog, model.facts.newline)
 
@@ -56,8 +61,9 @@ class Launcher:
         n_prompt, n_ctx = len(task.prompt), self._n_ctx_slot
         if not self._can_generate:
             return NotSupported("this model generates no text: it only embeds")
-        if not self._model.has_tokens((*task.prompt, *task.produced)):
-            return InvalidRequest("the prompt contains invalid tokens", param="prompt")
+        for param, ids in _ids(task):
+            if not self._model.has_tokens(ids):
+                return InvalidRequest(f"{param} has token ids outside the vocabulary", param=param)
         if n_prompt >= n_ctx:
             return PromptTooLong(
                 f"the prompt has {n_prompt} tokens, which exceeds the available context size of {n_ctx} tokens",
@@ -78,32 +84,33 @@ class Launcher:
         timings = Timings(queue_ms=task.queue_ms, cache_n=len(task.prompt), predicted_n=len(transcript.ids))
         return answer(task, transcript, ending, timings, self._model.detokenize, shift=self._shift(task))
 
-    def launch(self, task: GenerateTask, since: float) -> Sequence:
-        """Give a task that waits since then (monotonic seconds) a slot; one must be idle."""
+    def known(self, task: GenerateTask) -> Ids:
+        """The tokens with which a task begins: those of an earlier attempt too, less what it had shifted out."""
+        known, shift = task.prompt + task.produced, self._shift(task)
+        return np.array(known if shift is None else shift.left(known), dtype=np.int32)
+
+    def launch(self, task: GenerateTask, known: Ids, since: float, slot: int) -> Sequence:
+        """Give a slot to a task that waits since then (monotonic seconds), and of which these tokens are known."""
         shift = self._shift(task)
-        known = task.prompt + task.produced
-        if shift is not None:
-            known = shift.left(known)
         tokens = np.zeros(self._n_ctx_slot + 1, dtype=np.int32)  # one more is known than is in a full context
         tokens[: len(known)] = known
         resident = self._cells.place(
             tokens, len(known), may_reuse=task.request.cache_prompt, is_patient=task.lane is Lane.BULK
         )
-        assert resident is not None
         matcher = Matcher(task.grammar, self._masks) if task.grammar is not None else None
-        sampler = Sampler.of(task, self._setting, matcher)
         transcript = self._transcript(task)
         now = time.monotonic()
         return Sequence(
             task,
             resident,
-            sampler,
+            Sampler.of(task, self._setting, matcher),
             transcript,
             self._limits(task),
             Clock(queue_ms=task.queue_ms + (now - since) * 1e3, started=now),
-            resident.slot,
+            slot,
             waits_since=since,
             placed_at=now,
+            grouping=self._grouping,
             shift=shift,
         )
 
@@ -124,7 +131,7 @@ class Launcher:
 
     def _shift(self, task: GenerateTask) -> Shift | None:
         request, n_ctx = task.request, self._n_ctx_slot
-        if not (self._shifts if request.shift is None else request.shift):
+        if not (self._shifts if request.shift is None else request.shift) or self._grouping.n > 1:
             return None
         kept = n_kept(request.n_keep, len(task.prompt), n_ctx, adds_bos=self._model.facts.adds_bos)
         n_gone = n_shifted(n_ctx, kept, n_ctx, request.n_discard)
@@ -137,3 +144,11 @@ class Launcher:
         transcript = Transcript(task.request.stop, self._model.token_bytes, task.request.n_indent)
         transcript.replay(task.produced, task.logprobs)
         return transcript
+
+
+def _ids(task: GenerateTask) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """All token ids in a task, by the field that they come from."""
+    yield "prompt", (*task.prompt, *task.produced)
+    yield "penalty_prompt", task.penalized or ()
+    yield "dry_sequence_breakers", tuple(itertools.chain.from_iterable(task.breakers))
+    yield "logit_bias", tuple(token for token, _ in task.biases)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -544,6 +545,11 @@ class Context:
         llama_cpp.llama_memory_seq_cp(self._memory, self._checked(source), self._checked(target), start, end)
 
     @property
+    def n_cells(self) -> int:
+        """Of the KV cache: one a token; a state that is recurrent takes none."""
+        return sys.maxsize if llama_cpp.llama_model_is_recurrent(self._model.pointer) else self.n_ctx
+
+    @property
     def can_generate(self) -> bool:
         """Without a cache there is nothing to go on from; and what has an encoder wants more than a prompt."""
         return bool(self._memory) and not llama_cpp.llama_model_has_encoder(self._model.pointer)
@@ -560,6 +566,14 @@ class Context:
         assert 0 <= start < end
         llama_cpp.llama_memory_seq_rm(self._memory, self._checked(seq_id), start, end)
         llama_cpp.llama_memory_seq_add(self._memory, seq_id, end, -1, start - end)
+
+    def divide(self, seq_id: int, start: int, n: int) -> None:
+        """Let each `n` of the positions from `start` on be one, for all sequences that have them."""
+        assert self.can_shift
+        assert start >= 0 < n
+        # Moved up first, so that dividing leaves them where they began.
+        llama_cpp.llama_memory_seq_add(self._memory, self._checked(seq_id), start, -1, start * (n - 1))
+        llama_cpp.llama_memory_seq_div(self._memory, seq_id, start * n, -1, n)
 
     def length(self, seq_id: int) -> int:
         """Positions that a sequence has in the cache."""
@@ -614,6 +628,7 @@ class ContextParams:
     n_batch: int
     n_ubatch: int
     n_seq_max: int
+    """Ids of sequences: those below."""
     n_threads: int
     n_threads_batch: int
     flash_attention: str = "auto"
@@ -623,12 +638,12 @@ class ContextParams:
     """Set: the context gives embeddings instead of logits."""
 
     @classmethod
-    def to_generate(cls, config: EngineConfig, n_ctx: int, n_shelves: int) -> Self:
+    def to_generate(cls, config: EngineConfig, n_ctx: int, n_ids: int) -> Self:
         return cls(
             n_ctx=n_ctx,
             n_batch=min(config.n_batch, n_ctx),
             n_ubatch=min(config.n_ubatch, n_ctx),
-            n_seq_max=config.n_slots + n_shelves,
+            n_seq_max=n_ids,
             n_threads=config.n_threads,
             n_threads_batch=config.n_threads_batch,
             flash_attention=config.flash_attention,
@@ -653,7 +668,7 @@ class ContextParams:
     def to_native(self) -> Any:
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = self.n_ctx
-        params.n_batch = self.n_batch
+        params.n_batch = max(self.n_batch, self.n_seq_max)  # llama.cpp aborts if it is less
         params.n_ubatch = self.n_ubatch
         params.n_seq_max = self.n_seq_max
         params.n_threads = self.n_threads

@@ -7,7 +7,7 @@ Pure. Knows nothing of llama.cpp, threads, tasks or text.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -70,6 +70,11 @@ class Plan(Generic[S]):
         """Every sequence of the batch with its number of tokens, in the order of the rows."""
         yield from ((sequence, 1) for sequence in self.generating)
         yield from self.prefill
+
+    def of(self, is_kept: Callable[[S], bool]) -> Plan[S]:
+        """The same with some of the sequences only."""
+        prefill = tuple((sequence, n_tokens) for sequence, n_tokens in self.prefill if is_kept(sequence))
+        return Plan(tuple(filter(is_kept, self.generating)), prefill)
 
     @property
     def n_prefill(self) -> int:

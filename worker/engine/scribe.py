@@ -229,6 +229,7 @@ def answer(
         has_new_line=transcript.has_new_line,
         id_slot=id_slot,
         seed=task.seed,
+        banned=task.banned,
         logprobs=transcript.logprobs,
         timings=timings,
     )

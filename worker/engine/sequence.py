@@ -12,8 +12,9 @@ from typing import NamedTuple
 from shared.errors import SlotstreamError
 from shared.events import StopType
 from shared.jobs import Lane
-from worker.engine.cells import Resident
+from worker.engine.grouping import UNGROUPED, Grouping
 from worker.engine.overflow import Shift
+from worker.engine.resident import Resident
 from worker.engine.sampling import Sampler
 from worker.engine.task import GenerateTask
 from worker.engine.transcript import Transcript
@@ -22,7 +23,7 @@ from worker.engine.transcript import Transcript
 class Phase(Enum):
     PREFILL = "prefill"  # known tokens still to be decoded before the first choice
     DECODE = "decode"  # one new token per step
-    PARKED = "parked"  # its slot went to somebody who waits; its tokens stay, and its cells while there is room
+    PARKED = "parked"  # its slot or its cells went to others; its tokens stay, and its cells while there is room
     ENDED = "ended"  # `ending` is set; the slot may go
 
 
@@ -90,7 +91,7 @@ class Sequence:
     limits: Limits
     clock: Clock
     slot: int
-    """That of `resident`, which may be another's by the time the scribe asks."""
+    """The one it has, or had last."""
     phase: Phase = Phase.PREFILL
     ending: Ending | None = None
     n_reused: int = 0
@@ -105,6 +106,8 @@ class Sequence:
     """When it got the slot that it has."""
     guarded_until: float = 0.0
     """Until then it keeps its slot, whoever waits."""
+    grouping: Grouping = UNGROUPED
+    """Which tokens share a position."""
     shift: Shift | None = None
     """What goes when the context is full; None: it ends there."""
     n_chosen: int = 0
@@ -133,6 +136,10 @@ class Sequence:
         """Tokens it may still choose; -1 when only its context limits it."""
         n_predict = self.task.request.n_predict
         return -1 if n_predict < 0 else max(n_predict - self.n_decoded, 0)
+
+    @property
+    def lane(self) -> Lane:
+        return self.task.lane
 
     @property
     def is_bulk(self) -> bool:
@@ -169,7 +176,9 @@ class Sequence:
     @property
     def n_wanted(self) -> int:
         """Tokens it could put into a batch now: none while another computes its prefix."""
-        return 0 if self.resident.leader is not None else self.resident.n_pending
+        if self.resident.leader is not None:
+            return 0
+        return min(self.resident.n_pending, self.grouping.n_open(self.resident.n_cached))
 
     @property
     def is_choosing(self) -> bool:
@@ -194,18 +203,18 @@ class Sequence:
         if ending is not None:
             self.end(ending)
 
-    def park(self, shelf: Resident, now: float, quantum_s: float) -> None:
-        """Give the slot up; `shelf` stands for it meanwhile. Less than a quantum in it does not end the waiting."""
+    def park(self, now: float, quantum_s: float) -> None:
+        """Give the slot up. Less than a quantum in it does not end the waiting."""
         assert self.has_slot
         if now - self.placed_at >= quantum_s:
             self.waits_since = now
-        self.phase, self.resident = Phase.PARKED, shelf
+        self.phase = Phase.PARKED
 
-    def resume(self, resident: Resident, now: float) -> None:
+    def resume(self, slot: int, now: float) -> None:
         """Go on in another slot where it was: its prompt is not told of again, nor is a first token."""
         assert self.phase is Phase.PARKED
         self.phase = Phase.DECODE if self.clock.prompted else Phase.PREFILL
-        self.resident, self.slot, self.placed_at = resident, resident.slot, now
+        self.slot, self.placed_at = slot, now
 
     def end(self, ending: Ending) -> None:
         """The first ending wins: a late cancel never hides a real one."""

@@ -34,7 +34,7 @@ class SlotSnapshot:
             n_ctx=n_ctx,
             job_id=sequence.task.key.job_id if is_processing else None,
             n_prompt_tokens=sequence.n_prompt,
-            n_prompt_tokens_processed=sequence.n_prompt_cached,
+            n_prompt_tokens_processed=max(sequence.n_told, sequence.n_prompt_cached),
             n_prompt_tokens_cache=sequence.n_reused,
             n_decoded=sequence.n_decoded if is_processing else 0,
             n_remain=sequence.n_remain if is_processing else -1,
@@ -72,7 +72,7 @@ class EngineSnapshot:
     n_waiting: int = 0
     """Tasks that are in the engine and have no slot yet, embeddings included."""
     n_parked: int = 0
-    """Bulk sequences that gave their slot to a person and wait for another."""
+    """Sequences that gave their slot to a person, or their cells to others, and wait for another."""
     batch: BatchSnapshot = BatchSnapshot()
     """The last decode."""
     steps: int = 0

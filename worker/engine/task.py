@@ -39,6 +39,8 @@ class GenerateTask:
     """Of `produced`, in order, where they were asked for."""
     biases: tuple[tuple[int, float | None], ...] = ()
     """Of `request.sampling.logit_bias`, with texts resolved to ids; None bans."""
+    banned: tuple[int, ...] = ()
+    """Of `request.sampling.ignore_eos`: what the answer tells of it. The sampler knows by itself."""
     penalized: tuple[int, ...] | None = None
     """What the penalties look back on at first; None: the prompt."""
     breakers: tuple[tuple[int, ...], ...] = ()

@@ -99,7 +99,6 @@ class Transcript:
         for token, logprob in zip_longest(tokens, logprobs[: len(tokens)]):
             self.push(token, logprob)
             self._unsaid.clear()
-        self._n_told = len(self._scored)
 
     def _say(self, text: str, is_last: bool) -> Utterance | None:
         released = self._stops.push(text)

@@ -199,6 +199,34 @@ async def test_the_sdk_reads_the_probabilities_of_a_legacy_completion(sdk: Async
     assert (await sdk.completions.create(**ask)).choices[0].logprobs is None
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_how_a_prompt_gets_on_is_told_when_asked_for(api: Api, worker: ScriptedWorker, path: str) -> None:
+    body = {"messages": user("read a"), "prompt": "read a", "stream": True}
+    told: list[int] = []
+    async with api.client.stream("POST", path, json=body | {"return_progress": True}) as response:
+        async for line in response.aiter_lines():
+            if "prompt_progress" in line:
+                [chunk] = data([line, ""])
+                told.append(chunk["prompt_progress"]["processed"])
+                assert chunk["choices"][0]["finish_reason"] is None
+            if len(told) == 2:
+                worker.go.set()
+    assert told[0] < told[1]
+    assert "prompt_progress" not in "".join(await api.stream(path, body))
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_llamacpps_own_answer_stands_beside_openais_when_asked_for(api: Api, path: str) -> None:
+    body = {"messages": user("say a|b"), "prompt": "say a|b", "n": 2, "verbose": True, "seed": 7}
+    answer = (await api.client.post(path, json=body)).json()
+    verbose = answer["__verbose"]
+    assert (verbose["index"], verbose["content"], verbose["prompt"]) == (0, "ab", "the prompt")
+    assert verbose["generation_settings"]["seed"] == 7 and verbose["model"] == answer["model"]
+    *chunks, _ = data(await api.stream(path, body))
+    assert [chunk["__verbose"]["index"] for chunk in chunks if "__verbose" in chunk] == [0, 1]
+    assert "__verbose" not in (await api.client.post(path, json=body | {"verbose": False})).json()
+
+
 async def test_an_echo_stands_before_each_choice(sdk: AsyncOpenAI) -> None:
     ask: dict[str, Any] = {"model": "any", "prompt": ["say a|b", "say c"], "echo": True, "n": 2}
     answer = await sdk.completions.create(**ask)

@@ -113,7 +113,7 @@ def test_the_lane_is_ours_or_openais_word(given: dict[str, Any], lane: Lane | No
 
 NATIVE = [
     ("preserved_tokens", ["<think>"], [[], None]),
-    ("verbose", True, [False]),
+    ("grammar_lazy", True, [False]),
     ("id_slot", 1, [-1]),
     ("image_data", [{"data": "", "id": 1}], [[]]),
     ("lora", [{"id": 0, "scale": 1}], [[]]),
@@ -129,7 +129,7 @@ def test_what_this_build_cannot_do_is_refused_unless_it_is_off(name: str, on: An
         assert completion({"prompt": "x", name: off})
 
 
-@pytest.mark.parametrize(("name", "value"), [("verbose", "2"), ("id_slot", True), ("lora", {})])
+@pytest.mark.parametrize(("name", "value"), [("grammar_lazy", "2"), ("id_slot", True), ("lora", {})])
 def test_a_wrong_type_of_it_is_still_a_wrong_type(name: str, value: Any) -> None:
     with pytest.raises(InvalidRequest):
         completion({"prompt": "x", name: value})
@@ -245,6 +245,8 @@ def asked(ask: Ask) -> Generation:
             "system_prompt",
             "You are",
         ),
+        ({"system_prompt": {"prompt": "You are", "anti_prompt": "U:"}, "stop": ["."]}, "stop", (".", "U:")),
+        ({"system_prompt": {"anti_prompt": ""}}, "stop", ()),
         ({"system_prompt": {}}, "system_prompt", ""),
         ({"system_prompt": [5, "x"]}, "system_prompt", (5, "x")),
     ],
@@ -333,4 +335,21 @@ def test_the_sides_of_an_infill_are_prompts_and_its_context_is_files() -> None:
 def test_an_infill_without_its_parts_is_refused_by_name(given: dict[str, Any], name: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         infill({"input_prefix": "a", "input_suffix": "b"} | given)
+    assert caught.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        (5, "system_prompt"),
+        ([-1], "system_prompt[0]"),
+        ({"prompt": 5}, "system_prompt.prompt"),
+        ({"anti_prompt": 5}, "system_prompt.anti_prompt"),
+        ({"assistant_name": ["A"]}, "system_prompt.assistant_name"),
+    ],
+    ids=str,
+)
+def test_a_system_prompt_of_the_wrong_kind_is_refused_by_name(given: Any, name: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        completion({"prompt": "x", "system_prompt": given})
     assert caught.value.param == name

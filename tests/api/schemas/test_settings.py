@@ -9,7 +9,8 @@ import pytest
 from api.schemas.llamacpp import completion
 from api.schemas.settings import settings_json
 from api.schemas.strict import to_json
-from shared.jobs import Completion, Constraint, Generation, SamplerKind
+from shared.events import Answer, StopType
+from shared.jobs import Completion, Constraint, Generation, SamplerKind, Sampling
 
 TODAY = {
     *("seed", "temperature", "dynatemp_range", "dynatemp_exponent", "top_k", "top_p", "min_p", "top_n_sigma"),
@@ -24,8 +25,9 @@ TODAY = {
 OF_2024 = {"model", "tfs_z", "penalize_nl", "penalty_prompt_tokens", "use_penalty_prompt_tokens"}
 
 
-def settings(request: Generation) -> dict[str, Any]:
-    return settings_json(request, model="m", seed=5, is_stream=False)
+def settings(request: Generation, *banned: int) -> dict[str, Any]:
+    answer = Answer(text="", ids=(), prompt="", prompt_tokens=1, stop_type=StopType.LIMIT, seed=5, banned=banned)
+    return settings_json(request, answer, model="m", is_stream=False)
 
 
 def asked(**given: Any) -> dict[str, Any]:
@@ -77,6 +79,12 @@ def test_what_was_asked_is_told_as_it_is_meant(given: dict[str, Any], told: dict
 
 def test_the_seed_is_the_one_that_was_used() -> None:
     assert asked()["seed"] == asked(seed=7)["seed"] == 5
+
+
+def test_what_ends_a_generation_is_told_as_banned_when_it_is_ignored() -> None:
+    request = Completion(prompts=("x",), sampling=Sampling(ignore_eos=True, logit_bias=((5, 1.0),)))
+    told = settings(request, 0, 2)["logit_bias"]
+    assert told == [{"bias": 1.0, "token": 5}, {"bias": None, "token": 0}, {"bias": None, "token": 2}]
 
 
 @pytest.mark.parametrize(

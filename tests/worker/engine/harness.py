@@ -20,6 +20,8 @@ PATIENCE_S = 30.0
 
 GREEDY = Sampling(temperature=0.0, ignore_eos=True)
 """Forced to go on, so that a random model's text has the length that was asked for."""
+EXACT = {"flash_attention": "off", "cache_type_k": "f32", "cache_type_v": "f32"}
+"""Else what shares a batch shifts logits by some thousandths, which a long text or a hot draw tells apart."""
 
 
 def config(model: Path, /, **more: Any) -> EngineConfig:
@@ -36,7 +38,9 @@ def task(job_id: str, prompt: Sequence[int], *, n_predict: int = 16, **more: Any
         cache_prompt=more.pop("cache_prompt", True),
         **{name: more.pop(name) for name in ("shift", "n_keep", "n_discard") if name in more},
     )
-    return GenerateTask(SequenceKey(job_id, 0), tuple(prompt), request, **({"seed": 1, "deadline": None} | more))
+    biases = tuple((token, bias) for token, bias in request.sampling.logit_bias if isinstance(token, int))
+    values = {"seed": 1, "deadline": None, "biases": biases} | more
+    return GenerateTask(SequenceKey(job_id, 0), tuple(prompt), request, **values)
 
 
 class Recorded:
@@ -114,10 +118,15 @@ class Recorded:
             self._changed.notify_all()
 
 
-def plain_greedy(path: Path, prompt: Sequence[int], n_predict: int, *, banned: Sequence[int] = ()) -> list[int]:
-    """The same continuation from a bare loop: one sequence, one decode a token, an argmax."""
+def plain_greedy(
+    path: Path, prompt: Sequence[int], n_predict: int, *, banned: Sequence[int] = (), **more: str
+) -> list[int]:
+    """The same continuation from a bare loop: one sequence, one decode a token, an argmax. `more` is `EXACT` for
+    longer texts."""
     with Model.load(path) as model:
-        params = ContextParams(n_ctx=2048, n_batch=2048, n_ubatch=512, n_seq_max=1, n_threads=1, n_threads_batch=1)
+        params = ContextParams(
+            n_ctx=2048, n_batch=2048, n_ubatch=512, n_seq_max=1, n_threads=1, n_threads_batch=1, **more
+        )
         with Context.open(model, params) as context:
             tokens, position = np.array(prompt, dtype=np.int32), 0
             chosen: list[int] = []

@@ -9,7 +9,7 @@ import numpy as np
 
 from worker.engine import GenerateTask
 from worker.engine.cells import Ids, Resident
-from worker.engine.sampling import Sampler
+from worker.engine.sampling import Sampler, Setting
 from worker.engine.sequence import Clock, Limits, Sequence
 from worker.engine.transcript import Transcript
 
@@ -51,6 +51,7 @@ class ScriptedCache:
         return True
 
     def share(self, source: int, target: int, start: int, end: int) -> None:
+        assert source != target
         cells = self.cells.setdefault(target, [])
         assert len(self.cells[source]) >= end
         assert len(cells) == start
@@ -67,6 +68,9 @@ class ScriptedCache:
         del cells[start:end]
         self.shifted.append((seq_id, start, end))
 
+    def divide(self, seq_id: int, start: int, n: int) -> None:
+        raise NotImplementedError
+
 
 def buffer(tokens: Several[int]) -> Ids:
     room = np.zeros(ROOM, dtype=np.int32)
@@ -74,16 +78,16 @@ def buffer(tokens: Several[int]) -> Ids:
     return room
 
 
-def sequence_in(resident: Resident, task: GenerateTask, since: float = 0.0) -> Sequence:
+def sequence_in(slot: int, resident: Resident, task: GenerateTask, since: float = 0.0) -> Sequence:
     """As it stands when it has just got its slot."""
     return Sequence(
         task,
         resident,
-        Sampler(task.request.sampling, task.seed, n_vocab=256),
+        Sampler.of(task, Setting(n_vocab=256, n_ctx=ROOM)),
         Transcript((), lambda token: bytes([token])),
         Limits(ROOM, task.request.n_predict, frozenset()),
         Clock(queue_ms=0.0, started=since),
-        resident.slot,
+        slot,
         waits_since=since,
         placed_at=since,
     )

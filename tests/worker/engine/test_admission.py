@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,8 @@ from tests.worker.engine.harness import task
 from tests.worker.engine.parts import ScriptedCache, buffer, sequence_in
 from worker.engine import GenerateTask
 from worker.engine.admission import Admission
-from worker.engine.cells import Cells
+from worker.engine.cells import Cells, Ids, Standing
+from worker.engine.lanes import Ageing
 from worker.engine.sequence import Discarded, Phase, Sequence
 
 NEVER_S = 1e6
@@ -22,15 +24,17 @@ NEVER_S = 1e6
 class Stage:
     """An admission over scripted cells. The first letter of a name is the lane's."""
 
-    def __init__(self, n_slots: int = 1, *, age_s: float = NEVER_S, quantum_s: float = NEVER_S) -> None:
+    def __init__(
+        self, n_slots: int = 1, *, n_cells: int = 1000, age_s: float = NEVER_S, quantum_s: float = NEVER_S
+    ) -> None:
         self.cache = ScriptedCache(n_ids=2 * n_slots)
-        self.cells = Cells(self.cache, n_slots, n_slots, n_cells=1000)
-        self.admission = Admission(self.cells, self._launch, age_s=age_s, quantum_s=quantum_s)
+        self.cells = Cells(self.cache, 2 * n_slots, n_cells=n_cells)
+        self.admission = Admission(self.cells, self, n_slots, Ageing(age_s, quantum_s))
 
     def come(self, *names: str, since: float | None = None) -> None:
         for name in names:
             lane = Lane.BULK if name.startswith("b") else Lane.INTERACTIVE
-            self.admission.add(task(name, [ord(each) for each in name], lane=lane), since or time.monotonic())
+            self.admission.add(task(name, list(name.encode()), lane=lane), since or time.monotonic())
 
     def admit(self) -> list[str]:
         """Returns who runs then."""
@@ -46,7 +50,7 @@ class Stage:
         for token in range(n_tokens):
             sequence.resident.append(token)
         resident = sequence.resident
-        self.cache.compute(sequence.slot, resident.tokens[resident.n_cached : resident.n_tokens].tolist())
+        self.cache.compute(resident.seq_id, resident.tokens[resident.n_cached : resident.n_tokens].tolist())
         self.cells.computed(resident, resident.n_pending)
         sequence.served(time.monotonic())
 
@@ -59,10 +63,13 @@ class Stage:
         (found,) = [each for each in self.admission.sequences() if each.task.key.job_id == name]
         return found
 
-    def _launch(self, task: GenerateTask, since: float) -> Sequence:
-        resident = self.cells.place(buffer(task.prompt), len(task.prompt), may_reuse=True)
-        assert resident is not None
-        return sequence_in(resident, task, since)
+    def known(self, task: GenerateTask) -> Ids:
+        return np.array(task.prompt, dtype=np.int32)
+
+    def launch(self, task: GenerateTask, known: Ids, since: float, slot: int) -> Sequence:
+        """As the admission wants it."""
+        resident = self.cells.place(buffer(task.prompt), len(known), may_reuse=task.request.cache_prompt)
+        return sequence_in(slot, resident, task, since)
 
 
 def test_people_start_before_bulk_and_each_lane_in_its_order() -> None:
@@ -141,7 +148,7 @@ def test_those_that_ended_leave_their_slots_and_their_shelves() -> None:
     stage.admit()
     assert stage.end("b0", "i0") == 2
     assert stage.admission.is_idle
-    assert (stage.cells.n_idle, stage.cells.shelved, stage.cache.lengths[1]) == (1, [], 0)
+    assert {each.standing for each in stage.cells.residents} == {Standing.IDLE}
     assert stage.admission.retire() == 0
 
 
@@ -180,10 +187,10 @@ def test_whatever_happens_everybody_is_in_one_place_and_no_slot_is_wasted(
         running = stage.admit()
         n_waiting, n_parked = stage.admission.n_waiting, stage.admission.n_parked
         assert len(running) + n_parked + n_waiting == len(here)
-        assert stage.cells.n_idle == n_slots - len(running)
-        assert stage.cells.n_idle == 0 or n_waiting + n_parked == 0
+        assert len(running) == n_slots or n_waiting + n_parked == 0
         assert n_parked <= n_slots
         for sequence in stage.admission.running:
             assert stage.admission.slots[sequence.slot] is sequence
+            assert sequence.resident.standing is Standing.RUNNING
         if age_s == NEVER_S and any(name.startswith("i") for name in here.difference(running)):
             assert not any(name.startswith("b") for name in running)

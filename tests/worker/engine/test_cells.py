@@ -5,321 +5,344 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.worker.engine.parts import ScriptedCache, buffer
-from worker.engine.cells import MIN_SHARED, Cells, Resident
+from worker.engine.cells import LEAST_CUT, MIN_SHARED, Cells, Resident, Standing
+from worker.engine.resident import NOWHERE
 
 N_CELLS = 400
 
 
-class Slots:
+class Cached:
     """Cells over a scripted cache, with sequences that are computed at once."""
 
-    def __init__(
-        self, n_slots: int = 3, n_shelves: int = 0, *, can_rewind: bool = True, can_shift: bool = True
-    ) -> None:
-        self.cache = ScriptedCache(can_rewind, n_slots + n_shelves)
-        self.cells = Cells(self.cache, n_slots, n_shelves, n_cells=N_CELLS, can_rewind=can_rewind, can_shift=can_shift)
+    def __init__(self, n_ids: int = 3, *, can_rewind: bool = True, can_shift: bool = True) -> None:
+        self.cache = ScriptedCache(can_rewind, n_ids)
+        self.cells = Cells(self.cache, n_ids, n_cells=N_CELLS, can_rewind=can_rewind, can_shift=can_shift)
 
     def place(self, tokens: Sequence[int], *, may_reuse: bool = True, is_patient: bool = False) -> Resident:
-        resident = self.cells.place(buffer(tokens), len(tokens), may_reuse=may_reuse, is_patient=is_patient)
-        assert resident is not None
-        return resident
-
-    def unshelve(self, shelf: Resident, *, may_reuse: bool = True) -> Resident:
-        resident = self.cells.unshelve(shelf, may_reuse=may_reuse)
-        assert resident is not None
-        return resident
+        return self.cells.place(buffer(tokens), len(tokens), may_reuse=may_reuse, is_patient=is_patient)
 
     def compute(self, resident: Resident, n_tokens: int | None = None) -> None:
         before = resident.n_cached
         self.cells.computed(resident, resident.n_pending if n_tokens is None else n_tokens)
-        self.cache.compute(resident.slot, resident.tokens[before : resident.n_cached].tolist())
+        self.cache.compute(resident.seq_id, resident.tokens[before : resident.n_cached].tolist())
 
     def check(self) -> None:
         """The books are what the cache has."""
-        for resident in (*self.cells.residents, *self.cells.shelved):
-            in_cache = self.cache.cells.get(resident.slot, [])
+        by_id = {resident.seq_id: resident for resident in self.cells.residents}
+        assert len(by_id) == len(self.cells.residents)
+        for seq_id in range(self.cache.n_ids):
+            resident, in_cache = by_id.get(seq_id, Resident()), self.cache.cells.get(seq_id, [])
             assert [cell.token for cell in in_cache] == resident.tokens[: resident.n_cached].tolist()
             for at, cell in enumerate(in_cache[: resident.n_pure]):
                 assert cell.behind == tuple(resident.tokens[:at].tolist())
-            assert self.cells._account.length(resident.slot) == resident.n_cached
-            assert resident.n_reused <= resident.n_cached or not resident.is_busy
+            assert self.cells._account.length(seq_id) == resident.n_cached
+            assert max(resident.n_reused, resident.n_lent) <= resident.n_cached <= resident.n_tokens
+
+    def run(self, tokens: Sequence[int], **more: bool) -> Resident:
+        resident = self.place(tokens, **more)
+        self.compute(resident)
+        return resident
+
+    def finish(self, tokens: Sequence[int], **more: bool) -> Resident:
+        resident = self.run(tokens, **more)
+        self.cells.release(resident)
+        return resident
 
     def is_following(self, resident: Resident) -> bool:
         return resident.leader is not None
 
-    def finish(self, tokens: Sequence[int], **more: bool) -> Resident:
-        resident = self.place(tokens, **more)
-        self.compute(resident)
-        self.cells.release(resident)
-        return resident
+    def give_up(self) -> None:
+        while self.cells.give_up_idle(1000):
+            pass
 
 
 A, B = list(range(100, 160)), list(range(300, 360))
 
 
 def test_the_same_prompt_again_computes_one_token() -> None:
-    slots = Slots()
-    first = slots.finish(A)
-    again = slots.place(A)
-    assert (again.slot, again.n_reused, again.n_pending) == (first.slot, len(A) - 1, 1)
+    cached = Cached()
+    cached.finish([*A, 1, 2])
+    again = cached.place(A)
+    assert (again.n_reused, again.n_pending) == (len(A) - 1, 1)
 
 
-def test_the_best_prefix_wins_and_its_rest_is_cut_off() -> None:
-    slots = Slots()
-    slots.finish([*A[:20], *B])
-    best = slots.finish([*A[:50], *B])
-    placed = slots.place([*A, 7])
-    assert (placed.slot, placed.n_reused) == (best.slot, 50)
-    assert slots.cache.lengths[best.slot] == 50
+def test_what_goes_on_as_a_whole_takes_the_place_of_what_was_there() -> None:
+    cached = Cached()
+    first = cached.finish(A)
+    seq_id = first.seq_id
+    longer = cached.place([*A, 7])
+    assert (longer.seq_id, longer.n_reused, cached.cells.residents) == (seq_id, len(A), [longer])
+    assert (first.seq_id, first.n_cached) == (NOWHERE, 0)
 
 
-def test_without_a_prefix_the_least_recently_used_slot_goes() -> None:
-    slots = Slots(2)
-    first, second = slots.finish(A), slots.finish(B)
-    assert slots.finish([1, 2, 3]).slot == first.slot
-    assert slots.finish([4, 5, 6]).slot == second.slot
+def test_what_branches_off_leaves_alone_what_was_there() -> None:
+    cached = Cached()
+    cached.finish([*A[:20], *B])
+    best = cached.finish([*A[:50], *B])
+    placed = cached.place([*A, 7])
+    assert (placed.n_reused, best.n_cached) == (50, 50 + len(B))
+    assert cached.cache.shared[-1] == (best.seq_id, placed.seq_id, 0, 50)
 
 
-def test_a_busy_sequence_lends_its_prefix() -> None:
-    slots = Slots()
-    lender = slots.place([*A, 1])
-    slots.compute(lender)
-    placed = slots.place([*A, 2])
+def test_without_another_id_the_place_of_the_source_is_taken_and_its_rest_cut_off() -> None:
+    cached = Cached(1)
+    first = cached.finish([*A[:50], *B])
+    placed = cached.place([*A, 7])
+    assert (placed.n_reused, cached.cache.lengths[0], first.seq_id) == (50, 50, NOWHERE)
+
+
+def test_when_ids_run_out_the_least_recently_used_goes_and_then_who_was_parked_last() -> None:
+    cached = Cached(3)
+    first, second = cached.run(A), cached.run(B)
+    third = cached.finish([1, 2, 3])
+    cached.cells.park(first)
+    cached.cells.park(second)
+    cached.run([4, 5, 6])
+    assert (third.seq_id, first.n_cached, second.n_cached) == (NOWHERE, len(A), len(B))
+    cached.run([7, 8, 9])
+    assert (first.n_cached, second.n_cached, second.seq_id) == (len(A), 0, NOWHERE)
+
+
+def test_a_running_sequence_lends_its_prefix() -> None:
+    cached = Cached()
+    lender = cached.run([*A, 1])
+    placed = cached.place([*A, 2])
     assert (placed.n_reused, placed.n_pending) == (len(A), 1)
-    assert slots.cache.shared == [(lender.slot, placed.slot, 0, len(A))]
+    assert cached.cache.shared == [(lender.seq_id, placed.seq_id, 0, len(A))]
 
 
-def test_cache_prompt_off_reuses_nothing() -> None:
-    slots = Slots()
-    slots.finish(A)
-    assert slots.place(A, may_reuse=False).n_reused == 0
-
-
-def test_there_is_no_slot_when_all_are_busy() -> None:
-    slots = Slots(1)
-    slots.place(A)
-    assert slots.cells.place(buffer(B), len(B), may_reuse=True) is None
+def test_cache_prompt_off_neither_takes_nor_waits() -> None:
+    cached = Cached(4)
+    cached.finish(A)
+    cached.place([*B, 1])
+    assert cached.place(A, may_reuse=False).n_reused == 0
+    assert not cached.is_following(cached.place([*B, 2], may_reuse=False))
 
 
 def test_a_prefix_that_is_being_computed_is_waited_for() -> None:
-    slots = Slots()
-    leader, follower = slots.place([*A, 1]), slots.place([*A, 2])
-    assert follower.leader is leader
-    slots.compute(leader, 40)
-    slots.cells.catch_up(follower)
+    cached = Cached()
+    leader, follower = cached.place([*A, 1]), cached.place([*A, 2])
+    assert (follower.leader, follower.n_pending, follower.n_to_compute) == (leader, 61, 1)
+    cached.compute(leader, 40)
+    cached.cells.catch_up(follower)
     assert (follower.n_cached, follower.leader) == (40, leader)
-    slots.compute(leader)
-    slots.cells.catch_up(follower)
+    cached.compute(leader)
+    cached.cells.catch_up(follower)
     assert follower.n_cached == follower.n_reused == len(A)
-    assert not slots.is_following(follower)
+    assert not cached.is_following(follower)
 
 
 def test_a_short_common_beginning_is_not_waited_for() -> None:
-    slots = Slots()
-    slots.place([*A[: MIN_SHARED - 1], *B])
-    assert slots.place(A).leader is None
+    cached = Cached()
+    cached.place([*A[: MIN_SHARED - 1], *B])
+    assert cached.place(A).leader is None
 
 
-@pytest.mark.parametrize("is_slot_taken", [False, True])
-def test_a_follower_goes_on_alone_when_its_leader_ends(is_slot_taken: bool) -> None:
-    slots = Slots(2)
-    leader, follower = slots.place([*A, 1]), slots.place([*A, 2])
-    slots.compute(leader, 30)
-    slots.cells.release(leader)
-    if is_slot_taken:
-        assert slots.place(B) is leader
-    slots.cells.catch_up(follower)
+@pytest.mark.parametrize("how", ["ended", "parked", "evicted"])
+def test_a_follower_goes_on_alone_when_its_leader_does_not(how: str) -> None:
+    cached = Cached(2)
+    leader, follower = cached.place([*A, 1]), cached.place([*A, 2])
+    cached.compute(leader, 30)
+    if how == "ended":
+        cached.cells.release(leader)
+    else:
+        cached.cells.park(leader)
+    if how == "evicted":
+        cached.cells.evict(leader)
+    cached.cells.catch_up(follower)
     assert follower.leader is None
-    assert follower.n_cached == (0 if is_slot_taken else 30)
+    assert follower.n_cached == (0 if how == "evicted" else 30)
 
 
-def test_a_state_that_cannot_lose_its_end_is_reused_whole_or_not() -> None:
-    slots = Slots(2, can_rewind=False)
-    resident = slots.finish(A)
-    longer = slots.place([*A, 7])
-    assert (longer.slot, longer.n_reused) == (resident.slot, len(A))
-    slots.compute(longer)
-    slots.cells.release(longer)
-    assert slots.place(A).n_reused == 0
+@pytest.mark.parametrize("standing", list(Standing))
+def test_a_state_that_cannot_lose_its_end_is_copied_whole_or_not_at_all(standing: Standing) -> None:
+    cached = Cached(4, can_rewind=False)
+    resident = cached.run(A)
+    match standing:
+        case Standing.PARKED:
+            cached.cells.park(resident)
+        case Standing.IDLE:
+            cached.cells.release(resident)
+    longer = cached.run([*A, 7])
+    assert (longer.n_reused, resident.n_cached) == (len(A), len(A))
+    assert cached.place([*A[:50], 7]).n_reused == 0
 
 
-def test_idle_residents_go_oldest_first_and_busy_ones_stay() -> None:
-    slots = Slots()
-    first, second = slots.finish(A), slots.finish(B)
-    busy = slots.place([9, 9, 9])
-    slots.compute(busy)
-    assert slots.cells.drop_oldest_idle()
-    assert (first.n_cached, second.n_cached) == (0, len(B))
-    assert slots.cells.drop_oldest_idle()
-    assert not slots.cells.drop_oldest_idle()
-    assert busy.n_cached == 3
+def test_a_state_goes_on_in_its_place_when_no_id_lies_about() -> None:
+    cached = Cached(2, can_rewind=False)
+    other, resident = cached.finish(B), cached.finish(A)
+    longer = cached.place([*A, 7])
+    assert (longer.n_reused, resident.seq_id, other.n_cached) == (len(A), NOWHERE, len(B))
+
+
+def test_cells_of_the_idle_go_oldest_first_and_from_the_end_and_others_stay() -> None:
+    cached = Cached(4)
+    first, second = cached.finish(range(100, 200)), cached.finish(B)
+    running = cached.run([9, 9, 9])
+    assert cached.cells.give_up_idle(10)
+    assert (first.n_cached, second.n_cached) == (100 - LEAST_CUT, len(B))
+    assert cached.cells.n_free == N_CELLS - 36 - 60 - 3
+    cached.give_up()
+    assert (first.seq_id, second.seq_id, running.n_cached) == (NOWHERE, NOWHERE, 3)
+    assert cached.cells.n_free == N_CELLS - 3
+
+
+def test_a_prefix_that_was_lent_outlasts_what_nobody_asked_for_and_one_holder_is_enough() -> None:
+    cached = Cached(10)
+    for end in range(4):
+        cached.finish([*A, *[end] * 5])
+    others = [cached.finish([at] * 30) for at in range(3)]
+    assert cached.cells.n_free == N_CELLS - 60 - 4 * 5 - 3 * 30
+    while cached.cells.n_free < N_CELLS - 60:
+        assert cached.cells.give_up_idle(1)
+    (holder,) = cached.cells.residents
+    assert holder.known[:60].tolist() == A
+    assert (holder.n_cached, [other.n_cached for other in others]) == (60, [0, 0, 0])
+
+
+def test_a_parked_sequence_keeps_its_cells_and_lends_them() -> None:
+    cached = Cached(2)
+    first = cached.place(A)
+    cached.compute(first, 40)
+    cached.cells.park(first)
+    assert cached.run([*A[:30], *B]).n_reused == 30
+    cached.cells.resume(first)
+    assert (first.known.tolist(), first.n_cached, first.n_reused) == (A, 40, 0)
 
 
 @pytest.mark.parametrize("may_reuse", [True, False])
-def test_a_shelved_sequence_keeps_its_cells_while_another_has_its_slot(may_reuse: bool) -> None:
-    slots = Slots(1, 1)
-    first = slots.place(A)
-    slots.compute(first, 40)
-    shelf = slots.cells.shelve(first)
-    other = slots.place(B)
-    slots.compute(other)
-    assert slots.cells.unshelve(shelf, may_reuse=may_reuse) is None
-    slots.cells.release(other)
-    again = slots.unshelve(shelf, may_reuse=may_reuse)
-    assert (again.tokens[: again.n_tokens].tolist(), again.n_cached, again.n_reused) == (A, 40, 0)
-    assert slots.cache.lengths == {0: 40, 1: 0}
-
-
-def test_a_shelved_sequence_lends_its_prefix() -> None:
-    slots = Slots(1, 1)
-    first = slots.place(A)
-    slots.compute(first)
-    slots.cells.shelve(first)
-    slots.finish(B)
-    assert slots.place([*A, 7]).n_reused == len(A)
-
-
-def test_cells_on_shelves_go_last_and_then_all_is_computed_again() -> None:
-    slots = Slots(2, 1)
-    first = slots.place(A)
-    slots.compute(first)
-    shelf = slots.cells.shelve(first)
-    finished = slots.finish(B)
-    other = slots.finish([5] * 20)
-    assert slots.cells.drop_oldest_idle()
-    assert slots.cells.drop_oldest_idle()
-    assert (finished.n_cached, other.n_cached, shelf.n_cached) == (0, 0, len(A))
-    assert slots.cells.drop_oldest_idle()
-    again = slots.unshelve(shelf)
-    assert (again.n_cached, again.n_pending) == (0, len(A))
-
-
-def test_without_an_empty_shelf_only_the_tokens_stay() -> None:
-    slots = Slots(1)
-    first = slots.place(A)
-    slots.compute(first, 40)
-    shelf = slots.cells.shelve(first)
-    slots.finish(B)
-    again = slots.unshelve(shelf)
-    assert (again.tokens[: again.n_tokens].tolist(), again.n_cached) == (A, 0)
+def test_a_parked_sequence_that_lost_its_end_takes_it_from_others_who_have_it(may_reuse: bool) -> None:
+    cached = Cached(2)
+    first = cached.run(range(100, 200), may_reuse=may_reuse)
+    first.append(7)
+    cached.cells.park(first)
+    cached.run([*range(100, 200), 8], may_reuse=False)
+    cached.cells.shorten(first, 1)
+    cached.cells.resume(first)
+    assert (first.n_cached, first.n_reused) == ((100, 64) if may_reuse else (36, 0))
 
 
 def test_nobody_waits_for_one_who_may_be_held_up_unless_he_may_be_too() -> None:
-    slots = Slots()
-    leader = slots.place([*A, 1], is_patient=True)
-    assert slots.place([*A, 2]).leader is None
-    assert slots.place([*A, 3], is_patient=True).leader is not None
+    cached = Cached()
+    leader = cached.place([*A, 1], is_patient=True)
+    assert cached.place([*A, 2]).leader is None
+    assert cached.place([*A, 3], is_patient=True).leader is not None
     assert leader.n_cached == 0
 
 
+def test_cells_within_reach_are_those_that_no_holder_has_each_counted_once() -> None:
+    cached = Cached(4)
+    first, second = cached.run([*A, 1]), cached.run([*A, 2])
+    idle = cached.finish(B)
+    prefix = cached.cells.prefix(buffer([*B, 1])[:61])
+    assert (prefix.source, prefix.n_tokens) == (idle, len(B))
+    assert cached.cells.n_within_reach([first, second], prefix) == N_CELLS - 62 - 60
+    assert cached.cells.n_within_reach([first], prefix._replace(n_cached=10)) == N_CELLS - 61 - 10
+
+
 def test_cells_are_made_private_by_taking_them_from_the_idle_and_never_from_the_busy() -> None:
-    slots = Slots(4, 1)
-    first, second, third = (slots.place([*A[:n], 1, at]) for at, n in enumerate((60, 60, 50)))
-    slots.compute(first)
+    cached = Cached(4)
+    first, second, third = (cached.place([*A[:n], 1, at]) for at, n in enumerate((60, 60, 50)))
+    cached.compute(first)
     for follower in (second, third):
-        slots.cells.catch_up(follower)
-        slots.compute(follower)
-    slots.cells.release(first)
-    assert slots.cells.is_private(second, 61, 62)
-    assert not slots.cells.own(second, 40, 62)
+        cached.cells.catch_up(follower)
+        cached.compute(follower)
+    cached.cells.release(first)
+    assert cached.cells.is_private(second, 61, 62)
+    assert not cached.cells.own(second, 40, 62)
     assert first.n_cached == 62
-    slots.cells.release(third)
-    assert slots.cells.own(second, 40, 62)
-    assert slots.cells.is_private(second, 40, 62)
+    cached.cells.release(third)
+    assert cached.cells.own(second, 40, 62)
+    assert cached.cells.is_private(second, 40, 62)
     assert (first.n_cached, second.n_cached, third.n_cached) == (40, 62, 40)
-    assert slots.cells.n_free == N_CELLS - 62
+    assert cached.cells.n_free == N_CELLS - 62
 
 
 def test_what_is_cut_is_pending_again() -> None:
-    slots = Slots()
-    resident = slots.place(A)
-    slots.compute(resident)
-    slots.cells.cut(resident, 15)
-    assert (resident.n_pending, slots.cells.n_free) == (45, N_CELLS - 15)
+    cached = Cached()
+    resident = cached.run(A)
+    cached.cells.cut(resident, 15)
+    assert (resident.n_pending, cached.cells.n_free) == (45, N_CELLS - 15)
 
 
 def test_a_shift_closes_the_gap_and_lends_no_more_than_what_is_before_it() -> None:
-    slots = Slots()
-    resident = slots.place(A)
-    slots.compute(resident)
-    slots.cells.shift(resident, 10, 20)
-    assert resident.tokens[: resident.n_tokens].tolist() == A[:10] + A[30:]
-    assert (resident.n_cached, slots.cells.n_free) == (40, N_CELLS - 40)
-    assert slots.cache.shifted == [(resident.slot, 10, 30)]
-    assert slots.place([*A[:10], *A[30:], 7]).n_reused == 10
+    cached = Cached()
+    resident = cached.run(A)
+    cached.cells.shift(resident, 10, 20)
+    assert resident.known.tolist() == A[:10] + A[30:]
+    assert (resident.n_cached, cached.cells.n_free) == (40, N_CELLS - 40)
+    assert cached.cache.shifted == [(resident.seq_id, 10, 30)]
+    assert cached.place([*A[:10], *A[30:], 7]).n_reused == 10
 
 
-def test_a_shift_among_cells_that_a_busy_one_has_drops_them_and_moves_nothing() -> None:
-    slots = Slots()
-    first = slots.place(A)
-    slots.compute(first)
-    second = slots.place([*A, 7])
-    slots.compute(second)
-    slots.cells.shift(second, 10, 20)
-    assert slots.cache.shifted == []
+def test_a_shift_among_cells_that_a_running_one_has_drops_them_and_moves_nothing() -> None:
+    cached = Cached()
+    first, second = cached.run(A), cached.run([*A, 7])
+    cached.cells.shift(second, 10, 20)
+    assert cached.cache.shifted == []
     assert (second.n_cached, second.n_tokens, first.n_cached) == (10, 41, 60)
-    slots.compute(second)
-    slots.cells.release(first)
-    assert slots.place([*A[:10], *A[30:], 7, 8]).n_reused == 41
+    cached.compute(second)
+    assert cached.place([*A[:10], *A[30:], 7, 8]).n_reused == 41
 
 
-def test_a_parked_sequence_shifts_without_its_old_slot() -> None:
-    slots = Slots(2, 1)
-    resident = slots.place([*A, 7])
-    slots.compute(resident, 60)
-    again = slots.unshelve(slots.cells.shelve(resident))
-    assert again is not resident
-    slots.cells.shift(again, 0, 30)
-    assert slots.cache.shifted == [(again.slot, 0, 30)]
-    assert resident.tokens[: resident.n_cached].tolist() == A[:30]
+def test_what_was_shifted_goes_on_after_parking_with_its_own_cells_alone() -> None:
+    cached = Cached(3)
+    resident = cached.run([*A, 7])
+    cached.cells.shift(resident, 10, 20)
+    resident.append(8)
+    cached.cells.park(resident)
+    cached.run([*resident.known.tolist(), 9])
+    cached.cells.resume(resident)
+    assert (resident.n_cached, resident.n_pending, resident.leader) == (41, 1, None)
+    cached.check()
 
 
 @pytest.mark.parametrize("kind", ["rewind", "shift"])
 def test_where_cells_cannot_be_moved_what_is_left_is_computed_again(kind: str) -> None:
-    slots = Slots(can_rewind=kind != "rewind", can_shift=False)
-    resident = slots.place(A)
-    slots.compute(resident)
-    slots.cells.shift(resident, 10, 20)
-    assert slots.cache.shifted == []
+    cached = Cached(can_rewind=kind != "rewind", can_shift=False)
+    resident = cached.run(A)
+    cached.cells.shift(resident, 10, 20)
+    assert cached.cache.shifted == []
     assert (resident.n_cached, resident.n_tokens) == (0 if kind == "rewind" else 10, 40)
 
 
 @settings(deadline=None)
-@given(st.data())
-def test_residents_are_always_what_the_cache_has(data: st.DataObject) -> None:
-    slots = Slots(3, 2)
-    busy: list[Resident] = []
-    shelved: list[Resident] = []
+@given(st.data(), st.booleans())
+def test_residents_are_always_what_the_cache_has(data: st.DataObject, can_rewind: bool) -> None:
+    cached = Cached(4, can_rewind=can_rewind)
+    running: list[Resident] = []
+    parked: list[Resident] = []
     for _ in range(data.draw(st.integers(1, 25))):
         match data.draw(
-            st.sampled_from(["place", "compute", "release", "drop", "shelve", "unshelve", "clear", "shift"])
+            st.sampled_from(["place", "compute", "release", "give up", "park", "resume", "evict", "shift"])
         ):
-            case "place" if slots.cells.n_idle:
+            case "place" if len(running) < 4:
                 n = data.draw(st.integers(1, len(A)))
                 tokens = [*A[:n], *data.draw(st.lists(st.integers(0, 3), max_size=4))]
-                busy.append(slots.place(tokens, may_reuse=data.draw(st.booleans())))
-                assert busy[-1].n_pending >= 1
+                running.append(cached.place(tokens, may_reuse=data.draw(st.booleans())))
+                assert running[-1].n_pending >= 1
             case "compute":
-                for resident in busy:
-                    slots.cells.catch_up(resident)
+                for resident in running:
+                    cached.cells.catch_up(resident)
                     if resident.leader is None and resident.n_pending:
-                        slots.compute(resident, data.draw(st.integers(1, resident.n_pending)))
-            case "release" if busy:
-                slots.cells.release(busy.pop(data.draw(st.integers(0, len(busy) - 1))))
-            case "drop":
-                slots.cells.drop_oldest_idle()
-            case "shelve" if busy:
-                pending = [resident for resident in busy if resident.n_pending]
-                if pending:
-                    busy.remove(pending[0])
-                    shelved.append(slots.cells.shelve(pending[0]))
-            case "unshelve" if shelved and slots.cells.n_idle:
-                busy.append(slots.unshelve(shelved.pop(0), may_reuse=data.draw(st.booleans())))
-                assert busy[-1].n_pending >= 1
-            case "clear" if shelved:
-                slots.cells.clear(shelved.pop())
-            case "shift" if full := [resident for resident in busy if resident.n_pending == 1 and resident.n_cached]:
+                        cached.compute(resident, data.draw(st.integers(1, resident.n_pending)))
+            case "release" if running:
+                cached.cells.release(running.pop(data.draw(st.integers(0, len(running) - 1))))
+            case "give up":
+                cached.cells.give_up_idle(data.draw(st.integers(1, 100)))
+            case "park" if pending := [resident for resident in running if resident.n_pending]:
+                running.remove(pending[0])
+                parked.append(pending[0])
+                cached.cells.park(pending[0])
+            case "resume" if parked and len(running) < 4:
+                running.append(parked.pop(0))
+                cached.cells.resume(running[-1])
+                assert running[-1].n_pending >= 1
+            case "evict" if parked:
+                cached.cells.evict(parked[-1])
+            case "shift" if full := [each for each in running if each.n_pending == 1 and each.n_cached]:
                 n_kept = data.draw(st.integers(0, full[0].n_cached - 1))
-                slots.cells.shift(full[0], n_kept, data.draw(st.integers(1, full[0].n_cached - n_kept)))
+                cached.cells.shift(full[0], n_kept, data.draw(st.integers(1, full[0].n_cached - n_kept)))
                 assert full[0].n_pending >= 1
-        slots.check()
+        assert set(running) <= set(cached.cells.residents)
+        cached.check()

@@ -363,7 +363,17 @@ def test_a_sequence_that_llama_cpp_refuses_fails_alone(byte_model: Path) -> None
         assert list(answer.ids) == plain_greedy(byte_model, prompt(30, at), 40, banned=[BYTE_EOS])
 
 
-@pytest.mark.parametrize("wrong", [{"prompt": [65, 10**6]}, {"prompt": [-1]}, {"produced": (10**6,)}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"prompt": [65, 10**6]},
+        {"prompt": [-1]},
+        {"produced": (10**6,)},
+        {"penalized": (65, 258)},
+        {"breakers": ((65,), (66, -1))},
+        {"biases": ((258, 1.0),)},
+    ],
+)
 def test_ids_outside_the_vocabulary_never_reach_llama_cpp(byte_model: Path, wrong: dict[str, Any]) -> None:
     with Recorded(config(byte_model)) as engine:
         engine.submit(task("bad", **({"prompt": prompt(5)} | wrong)))
@@ -390,17 +400,6 @@ def test_overcommitted_cells_come_from_idle_residents_first(byte_model: Path) ->
         third = engine.run(task("c", prompt(300, 23)))[0]
     for answer, start in ((first, 0), (second, 11), (third, 23)):
         assert list(answer.ids) == plain_greedy(byte_model, prompt(300, start), 16, banned=[BYTE_EOS])
-
-
-def test_when_cells_run_out_only_the_newest_sequence_ends(byte_model: Path) -> None:
-    with Recorded(config(byte_model, n_ctx=512, n_ctx_slot=500, n_slots=2)) as engine:
-        engine.submit(task("old", prompt(300), n_predict=100), task("new", prompt(300, 11), n_predict=100))
-        ending, answer = engine.ending("new"), engine.answer("old")
-        again = engine.run(task("again", prompt(300, 11), n_predict=20))[0]
-    assert isinstance(ending, Failure)
-    assert ending.code == "engine_failed"
-    assert list(answer.ids) == plain_greedy(byte_model, prompt(300), 100, banned=[BYTE_EOS])
-    assert list(again.ids) == plain_greedy(byte_model, prompt(300, 11), 20, banned=[BYTE_EOS])
 
 
 def test_the_engine_measures_itself(byte_model: Path) -> None:

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shared.errors import InvalidRequest, PromptTooLong
 from shared.events import StopType
-from shared.jobs import Lane, Sampling
+from shared.jobs import Lane, SamplerKind, Sampling
 from tests.models import BYTE_EOS
 from tests.worker.engine.harness import task
 from tests.worker.engine.parts import ScriptedCache
@@ -82,11 +83,11 @@ def test_a_sequence_begins_with_all_that_is_known(model: Model, masks: Masks) ->
     sampling = Sampling(repeat_penalty=1.2)
     began = task("a", list(b"hello"), produced=tuple(b"you"), sampling=sampling, queue_ms=500.0, lane=Lane.BULK)
     since = time.monotonic() - 2.0
-    sequence = launcher(model, masks).launch(began, since)
+    sequence = launcher(model, masks).launch(began, np.array(list(b"helloyou"), dtype=np.int32), since, 1)
     assert bytes(sequence.resident.tokens[: sequence.resident.n_tokens].tolist()) == b"helloyou"
     assert (sequence.n_prompt, sequence.n_decoded, sequence.transcript.text) == (5, 3, "you")
     assert sequence.resident.is_patient
-    assert (sequence.waits_since, sequence.slot) == (since, sequence.resident.slot)
+    assert (sequence.waits_since, sequence.slot) == (since, 1)
     assert 2500.0 <= sequence.clock.queue_ms < 60_000.0
-    assert sequence.sampler._window is not None
-    assert sequence.sampler._window.counts == {token: b"helloyou".count(token) for token in b"helloyou"}
+    touched = sequence.sampler.reshaping[SamplerKind.PENALTIES].touched()
+    assert sorted(touched.tolist()) == sorted(set(b"helloyou"))

@@ -151,3 +151,52 @@ def test_a_bad_batch_is_an_outcome(byte_model: Path, piece: Piece) -> None:
         assert isinstance(context.decode([piece]), DecodeFailed)
         assert context.length(0) == 3
         assert isinstance(context.decode([Piece(0, 3, ids(3), True)]), Decoded)
+
+
+def test_a_window_that_slid_does_not_slide_back(sliding_model: Path) -> None:
+    with Model.load(sliding_model) as model, Context.open(model, PARAMS) as context:
+        assert (model.facts.n_swa, context.can_shift) == (16, False)
+        assert isinstance(context.decode([Piece(0, 0, ids(60), True)]), Decoded)
+        assert context.truncate(0, 60)
+        assert not context.truncate(0, 59)
+        assert context.length(0) == 60
+        assert context.truncate(0, 0)
+        assert context.length(0) == 0
+
+
+def test_a_context_is_as_new_when_it_was_opened_again(byte_model: Path) -> None:
+    with Model.load(byte_model) as model, Context.open(model, PARAMS) as context:
+        first = context.decode([Piece(0, 0, ids(9), True)])
+        assert isinstance(first, Decoded)
+        logits = first.logits.copy()
+        context.reopen()
+        assert context.length(0) == 0
+        again = context.decode([Piece(0, 0, ids(9), True)])
+        assert isinstance(again, Decoded)
+        assert (again.logits == logits).all()
+
+
+@pytest.mark.parametrize("seq_id", [-1, 4])
+def test_ids_that_a_context_does_not_have_never_reach_llama_cpp(byte_model: Path, seq_id: int) -> None:
+    """It takes -1 for everybody, and ends the process at others."""
+    with Model.load(byte_model) as model, Context.open(model, PARAMS) as context:
+        for call in (
+            lambda: context.truncate(seq_id, 0),
+            lambda: context.share(0, seq_id, 0, 1),
+            lambda: context.share(seq_id, 0, 0, 1),
+            lambda: context.shift(seq_id, 0, 1),
+            lambda: context.divide(seq_id, 0, 2),
+            lambda: context.length(seq_id),
+        ):
+            with pytest.raises(AssertionError):
+                call()
+
+
+def test_shifting_and_dividing_change_positions_and_nothing_before_them(byte_model: Path) -> None:
+    with Model.load(byte_model) as model, Context.open(model, PARAMS) as context:
+        context.decode([Piece(0, 0, ids(40), False), Piece(1, 0, ids(40), False)])
+        context.shift(0, 10, 30)
+        assert (context.length(0), context.length(1)) == (20, 40)
+        context.divide(1, 20, 4)
+        assert (context.length(0), context.length(1)) == (20, 25)
+        assert isinstance(context.decode([Piece(0, 20, ids(1), True), Piece(1, 25, ids(1), True)]), Decoded)

@@ -10,13 +10,12 @@ import pytest
 from shared.events import Answer, Failure, Progress, Tokens
 from shared.jobs import Lane, Sampling
 from tests.models import BYTE_EOS
-from tests.worker.engine.harness import GREEDY, Recorded, config, plain_greedy, task
+from tests.worker.engine.harness import EXACT, GREEDY, Recorded, config, plain_greedy, task
 from worker.engine import EngineEvent, GenerateTask, SequenceKey
 from worker.engine.engine import MOST_INTERRUPTIONS
+from worker.engine.resident import Standing
 
 WILD = Sampling(temperature=1.5, top_k=0, min_p=0.0, repeat_penalty=1.2, ignore_eos=True)
-EXACT = {"flash_attention": "off", "cache_type_k": "f32", "cache_type_v": "f32"}
-"""Else what shares a batch shifts logits by some thousandths, which a hot draw over all tokens tells apart."""
 TEXT = b"Whoever has time lets others go first, and is not forgotten for it. "
 
 
@@ -159,8 +158,7 @@ def test_a_parked_sequence_is_ended_where_it_stands(byte_model: Path, how: str) 
         engine.run(task("next", prompt(5)))
         assert engine.engine.snapshot().n_parked == 0
         assert engine.engine.free_slots() == 1
-        assert not engine.engine._cells.shelved
-        assert engine.engine._context.length(1) == 0
+        assert {each.standing for each in engine.engine._cells.residents} == {Standing.IDLE}
         assert not any(isinstance(event, Answer) for event in engine.events("b0"))
 
 

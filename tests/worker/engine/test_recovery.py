@@ -116,6 +116,30 @@ def test_rows_that_are_no_numbers_are_computed_again_in_an_empty_cache(
     assert faults.n_openings == 1
 
 
+@pytest.mark.parametrize("name", ["failed halfway", "no memory", "aborted halfway"])
+@pytest.mark.parametrize("model", ["recurrent_model", "sliding_model"])
+def test_a_model_that_lost_its_state_reads_its_tokens_again(
+    request: pytest.FixtureRequest, model: str, name: str
+) -> None:
+    """In small batches, so that a state has moved on by the time something fails."""
+    path: Path = request.getfixturevalue(model)
+
+    def texts(faults: Faults) -> list[str | None]:
+        with Recorded(config(path, n_batch=40, n_ubatch=8), open_context=faults.open) as engine:
+            engine.submit(*tasks())
+            endings = [engine.ending(each.key.job_id) for each in tasks()]
+        return [None if isinstance(ending, Failure) else ending.text for ending in endings]
+
+    undisturbed = texts(Faults(lambda _decode: None))
+    for first in (2, 10):
+        once = Faults(lambda decode, first=first: FAULTS[name] if decode.number == first else None)  # type: ignore[misc]
+        assert (texts(once), once.n_openings) == (undisturbed, 0)
+    always = Faults(lambda decode: FAULTS[name] if decode.number >= 10 and BAD in decode.slots else None)
+    assert texts(always) == [None if at == BAD else text for at, text in enumerate(undisturbed)]
+    never = Faults(lambda decode: FAULTS[name] if decode.number >= 10 and not decode.n_openings else None)
+    assert (texts(never), never.n_openings) == (undisturbed, 1)
+
+
 def test_parked_sequences_go_on_in_a_new_context_too(byte_model: Path) -> None:
     def broken(decode: Decode) -> Fault | None:
         return Fault(-3) if parked and not decode.n_openings else None

@@ -10,10 +10,10 @@ from shared.jobs import Lane
 from tests.worker.engine.harness import task
 from tests.worker.engine.parts import buffer, sequence_in
 from worker.engine import EmbedTask, SequenceKey
-from worker.engine.cells import Resident
 from worker.engine.faults import Trial
 from worker.engine.lanes import Ageing, Lanes
 from worker.engine.plan import OWN_TURN_EVERY, TARGET_MS, TARGET_UNHURRIED_MS, Pace, Plan
+from worker.engine.resident import Resident
 from worker.engine.schedule import Schedule
 from worker.engine.sequence import Discarded, Sequence
 
@@ -23,7 +23,7 @@ PERSON, BULK = Lane.INTERACTIVE, Lane.BULK
 
 def prefilling(slot: int, lane: Lane, n_prompt: int = 150) -> Sequence:
     known = [65] * n_prompt
-    return sequence_in(Resident(slot, buffer(known), n_prompt), task(str(slot), known, lane=lane))
+    return sequence_in(slot, Resident(buffer(known), n_prompt), task(str(slot), known, lane=lane))
 
 
 def generating(slot: int, lane: Lane) -> Sequence:

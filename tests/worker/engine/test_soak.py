@@ -9,6 +9,8 @@ from shared.jobs import Lane, Sampling
 from tests.models import BYTE_EOS
 from tests.worker.engine.harness import Recorded, config, plain_greedy, task
 from worker.engine import EmbedTask, EngineEvent, SequenceKey, Task
+from worker.engine.engine import MOST_IDLE
+from worker.engine.resident import Standing
 
 SOAK_S = 6.0
 PROMPTS = [list(b"one prefix that many share, then "), list(b"another"), list(b"\xf0\x9f\x91\x8b and bytes")]
@@ -86,11 +88,11 @@ def _check_cells(engine: Recorded) -> None:
     assert snapshot.n_waiting == 0
     assert not any(slot.is_processing for slot in snapshot.slots)
     assert snapshot.n_parked == 0
-    for resident in engine.engine._cells.residents:
-        assert engine.engine._context.length(resident.slot) == resident.n_cached
-        assert not resident.is_busy
-    for shelf in range(4, 8):
-        assert engine.engine._context.length(shelf) == 0
+    residents = {resident.seq_id: resident for resident in engine.engine._cells.residents}
+    assert all(resident.standing is Standing.IDLE for resident in residents.values())
+    for seq_id in range(4 + MOST_IDLE):
+        n_cached = residents[seq_id].n_cached if seq_id in residents else 0
+        assert engine.engine._context.length(seq_id) == n_cached
 
 
 def _check_events(engine: Recorded, job_ids: list[str]) -> None:

@@ -181,6 +181,14 @@ def test_logprobs_of_an_earlier_attempt_are_in_the_answer_and_not_said_again() -
     assert resumed.logprobs == whole.logprobs and pieces_of(whole) == [b"ab", b"c", b"d"]
 
 
+def test_a_logprob_that_was_said_before_its_text_is_not_said_again() -> None:
+    pieces = [b"mma", b"mma", b"x"]
+    _, told = hear(pieces, "mma!")
+    resumed = Transcript(["mma!"], lambda token: pieces[token])
+    resumed.replay([0, 1], told[:2])
+    assert resumed.push(2, told[2]) == Utterance("mmax", (2,), (told[2],))
+
+
 def test_the_end_of_a_generation_has_no_logprob() -> None:
     heard = transcript()
     heard.push(0, scored(0, b"alpha"))

@@ -1,0 +1,33 @@
+"""Chooses the next token of every sequence, as llama.cpp's sampler chain would, for all rows at once and in numpy.
+
+```
+ rows of logits
+   -> biases, constraint, penalties    sampler, penalties, dry       a few tokens of each row
+   -> candidates                       gather, pool                  what the first step may keep, in order
+   -> the other steps                  steps (parameters say which)  rows with the same steps together
+   -> mirostat, adaptive               feedback                      what remembers
+   -> one token                        noise                         counted by seed and position
+```
+
+`choice` calls them in this order; `scores` says how likely tokens were.
+"""
+
+from worker.engine.sampling.choice import Choice, candidates, choose
+from worker.engine.sampling.pool import NO_TOKEN, Floats, Ids, Pool
+from worker.engine.sampling.sampler import Constraining, Sampler, Setting, Telling
+from worker.engine.sampling.scores import Scores
+
+__all__ = [
+    "NO_TOKEN",
+    "Choice",
+    "Constraining",
+    "Floats",
+    "Ids",
+    "Pool",
+    "Sampler",
+    "Scores",
+    "Setting",
+    "Telling",
+    "candidates",
+    "choose",
+]
