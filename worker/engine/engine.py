@@ -42,6 +42,7 @@ from worker.engine.llama import (
     max_sequences,
 )
 from worker.engine.meter import Meter
+from worker.engine.overflow import FullContext
 from worker.engine.plan import Pace, Plan
 from worker.engine.recovery import Recovery
 from worker.engine.sampling import NO_TOKEN, Choice, choose
@@ -118,14 +119,20 @@ class Engine:
             can_shift=context.can_shift,
             grouping=self.config.grouping,
         )
+        full_context = FullContext(
+            self._n_ctx_slot,
+            shifts=self.config.context_shift,
+            shift_limit=self.config.shift_limit,
+            can_shift=self.config.grouping.n == 1,
+            is_moved=context.can_shift,
+            adds_bos=model.facts.adds_bos,
+        )
         self._launcher = Launcher(
             model,
             self._cells,
-            self._n_ctx_slot,
             masks,
+            full_context,
             can_generate=context.can_generate,
-            shifts=self.config.context_shift,
-            shift_limit=self.config.shift_limit,
             grouping=self.config.grouping,
         )
         self._admission = Admission(self._cells, self._launcher, self.config.n_slots, Ageing(age_s, quantum_s))
