@@ -17,7 +17,7 @@ from typing import NamedTuple
 import structlog
 
 from shared.bus import Claimed, LeaseKeeper, Queue, TokenLog, Wanted
-from shared.errors import BusUnavailable, Rejected
+from shared.errors import BusUnavailable, EngineFailed, Rejected
 from shared.events import Failure, Tokens
 from shared.jobs import Lane
 from worker.engine import Engine
@@ -170,7 +170,7 @@ class Puller:
             intake: Intake = await asyncio.get_running_loop().run_in_executor(
                 threads, self._registrar.admit, claimed, pasts
             )
-        except Rejected as error:
+        except (Rejected, EngineFailed) as error:
             self._publisher.say(claimed.lease, Failure.of(error))
             return
         held = self._still_held(claimed)
