@@ -66,7 +66,7 @@ async def run(settings: WorkerSettings, make_engine: Callable[[EngineConfig, OnE
                 puller = Puller(
                     bus.queue,
                     bus.log,
-                    Hands(held, publisher, keeper),
+                    Hands(engine, held, publisher, keeper),
                     Registrar(engine.model, Rules.of(settings, system_prompt, engine.n_ctx_slot), engine.grammars),
                     Station(worker_id, name, config.n_slots, settings.lease_s),
                 )

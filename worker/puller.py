@@ -22,6 +22,7 @@ from shared.bus import Claimed, LeaseKeeper, Queue, TokenLog, Wanted
 from shared.errors import BusUnavailable, Rejected
 from shared.events import Failure, Tokens
 from shared.jobs import Lane
+from worker.engine import Engine
 from worker.held import Held, HeldJobs
 from worker.intake import Intake, Registrar
 from worker.past import Past, pasts_of
@@ -58,6 +59,7 @@ class Station(NamedTuple):
 class Hands(NamedTuple):
     """Through whose hands a claimed job goes."""
 
+    engine: Engine
     held: HeldJobs
     publisher: Publisher
     keeper: LeaseKeeper
@@ -67,7 +69,7 @@ class Puller:
     def __init__(self, queue: Queue, tokenlog: TokenLog, hands: Hands, registrar: Registrar, station: Station) -> None:
         self._queue = queue
         self._log = tokenlog
-        self._held, self._publisher, self._keeper = hands
+        self._engine, self._held, self._publisher, self._keeper = hands
         self._registrar = registrar
         self._station = station
         self._n_waiting = 0
@@ -138,10 +140,14 @@ class Puller:
         interactive, bulk = self._held.of(Lane.INTERACTIVE), self._held.of(Lane.BULK)
         n_free = self._station.n_slots - _n_slots(interactive)
         n_free_for_bulk = n_free + bulk_window(self._n_waiting, self._station.n_slots) - _n_slots(bulk)
+        one_more = int(may_share and n_free < 0 and len(interactive) == 1)
+        one_more_of_bulk = int(may_share and n_free_for_bulk < 0 and len(bulk) == 1)
+        # What is parked goes first when there is room again; others may have room for more now.
+        has_parked = self._engine.snapshot().n_parked > 0
         return Wanted(
             quick=max(0, QUICK_JOBS - len(self._held.of("quick"))),
-            interactive=max(n_free, 1 if may_share and n_free < 0 and len(interactive) == 1 else 0),
-            bulk=max(n_free_for_bulk, 1 if may_share and n_free_for_bulk < 0 and len(bulk) == 1 else 0),
+            interactive=max(n_free, one_more),
+            bulk=0 if has_parked else max(n_free_for_bulk, one_more_of_bulk),
             suspects=0 if self._held.has_suspect else 1,
         )
 

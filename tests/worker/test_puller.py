@@ -13,8 +13,9 @@ from structlog.testing import capture_logs
 from shared.bus import Claimed, EmbeddedServer, Lease, LeaseKeeper, Wanted, open_bus
 from shared.jobs import Completion, Job, Tokenize
 from shared.settings import BusSettings
-from tests.chaos.engine import ByteModel
+from tests.chaos.engine import ByteModel, ScriptedEngine
 from tests.worker.test_held import answer
+from worker.engine import EngineConfig, EngineSnapshot
 from worker.held import Held, HeldJobs
 from worker.intake import Registrar
 from worker.publisher import Publisher
@@ -31,12 +32,13 @@ def test_the_window_beyond_the_slots_shrinks_with_the_backlog(n_waiting: int, wi
 async def pulling(settings: BusSettings, n_slots: int = 1) -> AsyncIterator[tuple[Puller, HeldJobs]]:
     async with open_bus(settings, name="test") as bus:
         publisher = Publisher(bus.queue, held := HeldJobs(), "w")
+        engine = ScriptedEngine(EngineConfig(Path("x.gguf")), publisher.post, note=lambda _: None)
         keeper = LeaseKeeper(settings, "w", is_alive=lambda: True, on_cancel=publisher.cancel, on_lost=publisher.lose)
         yield (
             Puller(
                 bus.queue,
                 bus.log,
-                Hands(held, publisher, keeper),
+                Hands(engine, held, publisher, keeper),
                 Registrar(ByteModel(Path("x.gguf")), Rules(n_ctx=64, n_ubatch=64)),
                 Station("w", "m", n_slots=n_slots, lease_s=settings.lease_s),
             ),
@@ -83,6 +85,12 @@ async def test_a_job_larger_than_its_worker_lets_one_other_in(tmp_path: Path) ->
         for index in range(5):
             many.hear(answer(index))
         assert puller.wanted(may_share=True).interactive == 0  # all that is left of it runs
+
+
+async def test_no_more_bulk_is_wanted_while_some_is_parked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with pulling(BusSettings(redis_url=f"unix://{tmp_path}/nobody.sock"), n_slots=4) as (puller, _):
+        monkeypatch.setattr(ScriptedEngine, "snapshot", lambda _: EngineSnapshot(n_parked=1))
+        assert puller.wanted() == Wanted(quick=QUICK_JOBS, interactive=4, bulk=0)
 
 
 async def test_a_server_that_is_away_at_the_start_is_listened_to_when_it_is_there(

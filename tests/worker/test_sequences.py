@@ -55,7 +55,7 @@ class Worker:
     async def __aenter__(self) -> Self:
         await asyncio.to_thread(self.engine.start)
         registrar = Registrar(self.engine.model, Rules(n_ctx=self.engine.n_ctx_slot, n_ubatch=512))
-        hands = Hands(self._held, self._publisher, self._keeper)
+        hands = Hands(self.engine, self._held, self._publisher, self._keeper)
         station = Station(self._name, "m", self.engine.config.n_slots, self._lease_s)
         puller = Puller(self._bus.queue, self._bus.log, hands, registrar, station)
         self._keeper.start()
