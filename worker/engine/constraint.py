@@ -37,8 +37,8 @@ FEW = 64
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A constraint ready for one sequence. Another wants its own: copies of a matcher share what llguidance learns of the
-    grammar on the way, and the limits of that."""
+    """A constraint ready for one sequence. Another wants its own: copies of a matcher share what llguidance learns of
+    the grammar on the way, and the limits of that."""
 
     beginning: LLMatcher
     name: str
