@@ -178,6 +178,12 @@ class WorkerSettings(BusSettings):
     parallel: Annotated[int, Flag("-np", "--parallel")] = Field(
         8, ge=1, le=256, description="slots: sequences decoded as one batch, each capped at ctx-size / parallel"
     )
+    kv_unified_per_slot: Annotated[int, Flag("--kv-unified-per-slot")] = Field(
+        0,
+        ge=0,
+        description="longest sequence of a slot; more than ctx-size / parallel lets slots share what others leave, and "
+        "whoever came last waits when cells run out; without a ctx-size that is as much for each slot",
+    )
     batch_size: Annotated[int, Flag("-b", "--batch-size")] = Field(
         2048, ge=1, description="tokens in one decode at most"
     )

@@ -5,6 +5,7 @@ Nothing a client sends reaches llama.cpp unchecked: ids are looked up only when 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from worker.engine import Model
 
 MAX_BIASED = 65_536
 """Tokens with a bias, and characters of the texts that mean them."""
-MAX_BREAKERS, MAX_BREAKS = 64, 65_536
+MAX_BREAKERS, MAX_BREAKS = 32, 65_536
 """Texts that interrupt a repetition, and the ways to write them."""
 QUICK_CHARACTERS = 65_536
 """Tokenized in some ten milliseconds."""
@@ -126,15 +127,22 @@ class Vocabulary:
         """The bytes of every token, by id."""
         return tuple(self._model.token_bytes(token, special=True) for token in range(self._model.facts.n_vocab))
 
+    @cached_property
+    def _by_last_byte(self) -> dict[bytes, list[tuple[int, bytes]]]:
+        """The same, with their ids, by what they end in."""
+        found: defaultdict[bytes, list[tuple[int, bytes]]] = defaultdict(list)
+        for token, word in enumerate(self._words):
+            found[word[-1:]].append((token, word))
+        return found
+
     def _find_breaks(self, text: str) -> tuple[tuple[int, ...], ...]:
         """Each way to write a text from some token on: the tokens that have it in them, and those that end in its
         beginning, each followed by the tokens of the rest. The rule is llama.cpp's."""
         sought = text.encode()[:MAX_BREAKER_BYTES]
-        beginnings = tuple(sought[:n] for n in range(1, len(sought)))
         found: list[tuple[int, ...]] = [(token,) for token, word in enumerate(self._words) if sought in word]
-        heads = [(token, word) for token, word in enumerate(self._words) if word.endswith(beginnings)]
-        for beginning in beginnings:
-            rest = sought[len(beginning) :].decode("utf-8", "ignore")
+        for n in range(1, len(sought)):
+            beginning, rest = sought[:n], sought[n:].decode("utf-8", "ignore")
+            heads = self._by_last_byte.get(beginning[-1:], ())
             tail = self._model.tokenize(rest, add_special=False, parse_special=False)[:MAX_BREAKER_TAIL]
             found += [(head, *tail) for head, word in heads if word.endswith(beginning) and sought not in word]
         return tuple(found)

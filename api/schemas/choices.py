@@ -12,16 +12,18 @@ from api import sse
 from api.problems import body_of
 from api.schemas.answers import FINGERPRINT, answers_of, finish_reason, progress_json, timings_json, usage_json
 from api.schemas.ask import Heard, Origin
+from api.schemas.final import final_json
 from api.schemas.logprobs import LegacyLogprobs, chat_json
 from shared.events import Accepted, Answer, ChosenLogprob, Finished, Progress, Tokens
 from shared.jobs import Chat, Completion
 
 
 class Wanted(NamedTuple):
-    """What a stream tells besides its choices."""
+    """What is told besides the choices: usage and progress in a stream, and llama.cpp's own answer."""
 
     has_usage: bool = False
     has_progress: bool = False
+    is_verbose: bool = False
 
 
 class _Shape:
@@ -52,7 +54,8 @@ class _Shape:
 
     def _whole(self, choices: list[dict[str, Any]], endings: Iterable[Finished]) -> dict[str, Any]:
         answers = [answer for ending in endings for answer in answers_of(ending)]
-        return {"choices": choices, **self._head, **self._closing(answers, answers[0])}
+        whole = {"choices": choices, **self._head, **self._closing(answers, answers[0])}
+        return whole | self._verbose(choices[0], answers[0], is_stream=False)
 
     def _closing(self, answers: Iterable[Answer], timed: Answer) -> dict[str, Any]:
         return {"usage": usage_json(answers, self._request.n), "timings": timings_json(timed.timings)}
@@ -72,7 +75,13 @@ class _Shape:
         chunk = {"choices": [choice], **self._chunk_head}
         if not self._wanted.has_usage and len(self._answers) == self._request.n_sequences:
             chunk["timings"] = timings_json(answer.timings)
-        return sse.data(chunk)
+        return sse.data(chunk | self._verbose(choice, answer, is_stream=True))
+
+    def _verbose(self, choice: dict[str, Any], answer: Answer, *, is_stream: bool) -> dict[str, Any]:
+        if not self._wanted.is_verbose:
+            return {}
+        index, model = choice["index"], self._head["model"]
+        return {"__verbose": final_json(self._request, answer, index=index, model=model, is_stream=is_stream)}
 
 
 class ChatShape(_Shape):

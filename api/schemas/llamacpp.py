@@ -1,4 +1,4 @@
-"""llama.cpp's own `/completion` and `/infill`: their fields, and the union of what old and new clients read in answers.
+"""llama.cpp's own `/completion` and `/infill`: their fields, and their answers, whole and in pieces.
 
 Knows neither the model's vocabulary nor who is asked: token ids beyond the vocabulary are refused by the worker.
 """
@@ -15,14 +15,14 @@ from api.schemas.answers import answers_of, progress_json, timings_json
 from api.schemas.ask import Ask, Heard, Origin
 from api.schemas.completion import PromptFields, completion_of
 from api.schemas.constraints import constraint_of
+from api.schemas.final import final_json
 from api.schemas.generation import GenerationFields
 from api.schemas.later import ALWAYS, LATER, refuse_later
 from api.schemas.logprobs import native_json
 from api.schemas.prompts import prompt_of
 from api.schemas.sampling import Whole
-from api.schemas.settings import settings_json
 from api.schemas.strict import ClientFields, bad_field, read
-from shared.events import Accepted, Answer, ChosenLogprob, Finished, Progress, StopType, Tokens
+from shared.events import Accepted, Answer, ChosenLogprob, Finished, Progress, Tokens
 from shared.jobs import Completion, Infill, Prompt
 
 UNNAMED_FILE = "tmp"
@@ -119,8 +119,7 @@ class CompletionShape:
             case Tokens() as tokens:
                 return sse.data(self._chunk(heard.place, tokens))
             case Finished() as finished:
-                answers = answers_of(finished)
-                return b"".join(sse.data(self._final(heard.place, answer, content="", ids=())) for answer in answers)
+                return b"".join(sse.data(self._final(heard.place, answer)) for answer in answers_of(finished))
         return b""
 
     def end(self) -> bytes:
@@ -130,7 +129,7 @@ class CompletionShape:
         return sse.data(body_of(error))
 
     def body(self, endings: Sequence[Finished]) -> Any:
-        finals = [self._whole(place, answer) for place, ending in enumerate(endings) for answer in answers_of(ending)]
+        finals = [self._final(place, answer) for place, ending in enumerate(endings) for answer in answers_of(ending)]
         return finals[0] if len(finals) == 1 else finals
 
     def _index(self, place: int, index: int) -> int:
@@ -155,47 +154,18 @@ class CompletionShape:
             chunk["timings"] = timings_json(tokens.timings)
         return chunk
 
-    def _whole(self, place: int, answer: Answer) -> dict[str, Any]:
-        ids = answer.ids if self._fields.return_tokens else ()
-        probabilities = self._probabilities(answer.logprobs) if self._request.wants_logprobs else None
-        return self._final(place, answer, content=answer.text, ids=ids, probabilities=probabilities)
-
-    def _final(
-        self,
-        place: int,
-        answer: Answer,
-        *,
-        content: str,
-        ids: Sequence[int],
-        probabilities: list[dict[str, Any]] | None = None,
-    ) -> dict[str, Any]:
-        predicted = answer.timings.predicted_n
-        final = {
-            "index": self._index(place, answer.index),
-            "content": content,
-            "tokens": list(ids),
-            "id_slot": answer.id_slot,
-            "stop": True,
-            "model": self._origin.model,
-            "tokens_predicted": predicted,
-            "tokens_evaluated": answer.prompt_tokens,
-            "generation_settings": settings_json(
-                self._request, answer, model=self._origin.model, is_stream=self._fields.stream
-            ),
-            "prompt": answer.prompt,
-            "has_new_line": answer.has_new_line,
-            "truncated": answer.truncated,
-            "stop_type": answer.stop_type.value,
-            "stopped_eos": answer.stop_type is StopType.EOS,
-            "stopped_word": answer.stop_type is StopType.WORD,
-            "stopped_limit": answer.stop_type is StopType.LIMIT,
-            "stopping_word": answer.stopping_word,
-            # The last token was sampled but never decoded, so it is not in the cache.
-            "tokens_cached": answer.prompt_tokens + max(0, predicted - 1),
-            "timings": timings_json(answer.timings),
-        }
-        if probabilities is not None:
-            final["completion_probabilities"] = probabilities
+    def _final(self, place: int, answer: Answer) -> dict[str, Any]:
+        is_stream = self._fields.stream
+        final = final_json(
+            self._request,
+            answer,
+            index=self._index(place, answer.index),
+            model=self._origin.model,
+            is_stream=is_stream,
+            ids=answer.ids if self._fields.return_tokens and not is_stream else (),
+        )
+        if self._request.wants_logprobs and not is_stream:
+            final["completion_probabilities"] = self._probabilities(answer.logprobs)
         wanted = self._fields.response_fields
         return _picked(final, wanted) if wanted else final
 

@@ -127,7 +127,11 @@ def completions(fields: dict[str, Any]) -> Ask:
 
 
 def _wanted(typed: GenerationFields) -> Wanted:
-    return Wanted(has_usage=typed.stream_options.include_usage, has_progress=typed.return_progress)
+    return Wanted(
+        has_usage=typed.stream_options.include_usage,
+        has_progress=typed.return_progress,
+        is_verbose=typed.verbose,
+    )
 
 
 def _check_best_of(typed: TextFields) -> None:

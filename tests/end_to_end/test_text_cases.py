@@ -7,6 +7,7 @@ bank of cases that this project keeps. Every test leaves the stack as `served` f
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import jsonschema
@@ -121,10 +122,70 @@ async def test_c12_two_constraints_at_once_are_refused_and_an_empty_grammar_is_n
     assert (await answer(served, ask(temperature=0, grammar="")))["content"] == free["content"]
 
 
+def logprobs_of(choice: dict[str, Any]) -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = choice["logprobs"]["content"]
+    for told in (*entries, *(top for entry in entries for top in entry["top_logprobs"])):
+        assert math.isfinite(told["logprob"]) and told["logprob"] <= 0
+        assert bytes(told["bytes"]).decode(errors="replace") == told["token"]
+    return entries
+
+
+@pytest.mark.parametrize(("top", "n_top"), [({}, 0), ({"top_logprobs": 0}, 0), ({"top_logprobs": 3}, 3)], ids=str)
+async def test_c26_a_chat_tells_the_likelihood_of_each_of_its_tokens(
+    served: Stack, top: dict[str, int], n_top: int
+) -> None:
+    body = forced("👋 ok", messages=HI, max_tokens=20, logprobs=True, **top)
+    (choice,) = (await answer(served, body, "/v1/chat/completions"))["choices"]
+    entries = logprobs_of(choice)
+    assert b"".join(bytes(entry["bytes"]) for entry in entries).decode() == choice["message"]["content"] == "👋 ok"
+    for entry in entries:
+        tops = [one["logprob"] for one in entry["top_logprobs"]]
+        assert (len(tops), sorted(tops, reverse=True)) == (n_top, tops)
+    events = await stream(served, body, "/v1/chat/completions")
+    streamed = [
+        one for event in events for choice in event["choices"] if choice.get("logprobs") for one in logprobs_of(choice)
+    ]
+    assert [entry["bytes"] for entry in streamed] == [entry["bytes"] for entry in entries]
+
+
 async def test_c26_likelihoods_that_make_no_sense_are_refused(served: Stack) -> None:
     chat = {"messages": HI, "max_tokens": 2}
     for bad in ({"top_logprobs": 3}, {"logprobs": True, "top_logprobs": 21}, {"logprobs": True, "top_logprobs": -1}):
         await refusal(served, chat | bad, "/v1/chat/completions")
+
+
+@pytest.mark.parametrize("n_probs", [0, 2])
+async def test_c26_a_legacy_completion_tells_them_too(served: Stack, n_probs: int) -> None:
+    body = ask(max_tokens=3, n_predict=3, temperature=0, logprobs=n_probs)
+    (choice,) = (await answer(served, body, "/v1/completions"))["choices"]
+    entries = logprobs_of(choice)
+    assert [len(entry["top_logprobs"]) for entry in entries] == [n_probs] * 3
+
+
+async def test_c26_at_temperature_zero_they_are_those_of_the_model(served: Stack) -> None:
+    said = await answer(served, ask(temperature=0, n_predict=4, n_probs=3))
+    assert len(said["completion_probabilities"]) == 4
+    for entry in said["completion_probabilities"]:
+        tops = entry["top_logprobs"]
+        assert entry["id"] == tops[0]["id"] and len(tops) == 3
+        assert all(-50 < top["logprob"] < 0 for top in tops)
+    banned = said["completion_probabilities"][0]["id"]
+    without = await answer(served, ask(temperature=0, n_predict=1, n_probs=60_000, logit_bias=[[banned, False]]))
+    (entry,) = without["completion_probabilities"]
+    assert entry["id"] != banned
+    assert len(entry["top_logprobs"]) <= 49_152
+    assert all(math.isfinite(top["logprob"]) for top in entry["top_logprobs"])
+
+
+async def test_c26_the_tokens_of_a_stop_are_not_told_and_a_stream_tells_the_same(served: Stack) -> None:
+    body = forced("alpha beta gamma", stop=["ta ga"], n_probs=2)
+    said = await answer(served, body)
+    entries = said["completion_probabilities"]
+    told = b"".join(bytes(entry["bytes"]) for entry in entries).decode()
+    assert "alpha be".startswith(told) and told
+    events = await stream(served, body)
+    streamed = [entry for event in events for entry in event.get("completion_probabilities", ())]
+    assert [entry["id"] for entry in streamed] == [entry["id"] for entry in entries]
 
 
 SCHEMAS: dict[str, Any] = {

@@ -207,6 +207,26 @@ async def test_prompts_and_choices_stream_interleaved_and_answer_in_order(bus: B
     await worker.has_free_slots(2)
 
 
+async def test_what_was_told_of_tokens_before_a_death_is_in_the_answer(bus: Bus, hire: Callable[..., Any]) -> None:
+    request = Completion(prompts=("Hi",), n=2, n_predict=LONG, sampling=WILD, n_probs=2)
+    heard = await heard_over_a_death(bus, hire, request, last=1)
+    for answer in heard.answers:
+        told = tuple(logprob for event in heard.tokens[answer.index] for logprob in event.logprobs)
+        assert answer.logprobs == told
+        assert [logprob.id for logprob in told] == list(answer.ids)
+        assert all(len(logprob.top) == 2 for logprob in told)
+
+
+@pytest.mark.parametrize("mirostat", [1, 2])
+async def test_what_a_sampler_remembers_outlives_its_worker(bus: Bus, hire: Callable[..., Any], mirostat: int) -> None:
+    sampling = WILD.model_copy(update={"mirostat": mirostat, "mirostat_tau": 3.0})
+    request = Completion(prompts=("Hi",), n=2, n_predict=LONG, sampling=sampling)
+    over_a_death = await heard_over_a_death(bus, hire, request, last=1)
+    again = await heard_of(bus, request)
+    assert [answer.text for answer in over_a_death.answers] == [answer.text for answer in again.answers]
+    assert all(event.memory for events in again.tokens.values() for event in events)
+
+
 async def test_a_prompt_is_computed_once_for_all_its_choices(bus: Bus, hire: Callable[..., Any]) -> None:
     worker = await hire()
     heard = await heard_of(bus, Completion(prompts=("Once " * 80,), n=10, n_predict=4, sampling=WILD))

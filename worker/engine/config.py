@@ -49,8 +49,9 @@ class EngineConfig:
         n_threads = settings.threads or choose_threads()
         return cls(
             model=demo_model_path() if settings.model == "demo" else Path(settings.model),
-            n_ctx=settings.ctx_size,
+            n_ctx=settings.ctx_size or settings.kv_unified_per_slot * settings.parallel,
             n_slots=settings.parallel,
+            n_ctx_slot=settings.kv_unified_per_slot,
             n_batch=settings.batch_size,
             n_ubatch=min(settings.ubatch_size, settings.batch_size),
             n_threads=n_threads,

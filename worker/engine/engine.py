@@ -113,7 +113,7 @@ class Engine:
         self._cells = Cells(
             context,
             n_ids,
-            n_cells=context.n_ctx,
+            n_cells=context.n_cells,
             can_rewind=model.facts.can_rewind,
             can_shift=context.can_shift,
             grouping=self.config.grouping,

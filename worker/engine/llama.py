@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -540,6 +541,11 @@ class Context:
     def share(self, source: int, target: int, start: int, end: int) -> None:
         """Let `target` have positions [start, end) of `source` too. Costs no cells."""
         llama_cpp.llama_memory_seq_cp(self._memory, self._checked(source), self._checked(target), start, end)
+
+    @property
+    def n_cells(self) -> int:
+        """Of the KV cache: one a token; a state that is recurrent takes none."""
+        return sys.maxsize if llama_cpp.llama_model_is_recurrent(self._model.pointer) else self.n_ctx
 
     @property
     def can_generate(self) -> bool:

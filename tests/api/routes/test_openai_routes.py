@@ -215,6 +215,18 @@ async def test_how_a_prompt_gets_on_is_told_when_asked_for(api: Api, worker: Scr
     assert "prompt_progress" not in "".join(await api.stream(path, body))
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_llamacpps_own_answer_stands_beside_openais_when_asked_for(api: Api, path: str) -> None:
+    body = {"messages": user("say a|b"), "prompt": "say a|b", "n": 2, "verbose": True, "seed": 7}
+    answer = (await api.client.post(path, json=body)).json()
+    verbose = answer["__verbose"]
+    assert (verbose["index"], verbose["content"], verbose["prompt"]) == (0, "ab", "the prompt")
+    assert verbose["generation_settings"]["seed"] == 7 and verbose["model"] == answer["model"]
+    *chunks, _ = data(await api.stream(path, body))
+    assert [chunk["__verbose"]["index"] for chunk in chunks if "__verbose" in chunk] == [0, 1]
+    assert "__verbose" not in (await api.client.post(path, json=body | {"verbose": False})).json()
+
+
 async def test_an_echo_stands_before_each_choice(sdk: AsyncOpenAI) -> None:
     ask: dict[str, Any] = {"model": "any", "prompt": ["say a|b", "say c"], "echo": True, "n": 2}
     answer = await sdk.completions.create(**ask)

@@ -113,7 +113,7 @@ def test_the_lane_is_ours_or_openais_word(given: dict[str, Any], lane: Lane | No
 
 NATIVE = [
     ("preserved_tokens", ["<think>"], [[], None]),
-    ("verbose", True, [False]),
+    ("grammar_lazy", True, [False]),
     ("id_slot", 1, [-1]),
     ("image_data", [{"data": "", "id": 1}], [[]]),
     ("lora", [{"id": 0, "scale": 1}], [[]]),
@@ -129,7 +129,7 @@ def test_what_this_build_cannot_do_is_refused_unless_it_is_off(name: str, on: An
         assert completion({"prompt": "x", name: off})
 
 
-@pytest.mark.parametrize(("name", "value"), [("verbose", "2"), ("id_slot", True), ("lora", {})])
+@pytest.mark.parametrize(("name", "value"), [("grammar_lazy", "2"), ("id_slot", True), ("lora", {})])
 def test_a_wrong_type_of_it_is_still_a_wrong_type(name: str, value: Any) -> None:
     with pytest.raises(InvalidRequest):
         completion({"prompt": "x", name: value})
@@ -291,6 +291,7 @@ def test_each_dialect_asks_for_probabilities_in_its_own_way(
         ({"n_probs": 60_000, "n_predict": 0}, 60_000),
         ({"n_probs": 60_000, "n_predict": 1000}, 1000),
         ({"n_probs": 60_000}, 122),
+        ({"n_probs": 60_000, "n_predict": 10, "prompt": ["x", "y"], "n": 5}, 10_000),
         ({"n_probs": 20, "n_predict": 2**31 - 1}, 20),
     ],
     ids=str,

@@ -24,3 +24,10 @@ def test_a_batch_gets_as_many_threads_as_a_decode_unless_told_otherwise() -> Non
 def test_no_model_is_a_sentence_that_names_the_flag() -> None:
     with pytest.raises(ConfigError, match="--model is needed"):
         EngineConfig.from_settings(WorkerSettings())
+
+
+@pytest.mark.parametrize(("ctx_size", "n_ctx", "n_ctx_slot"), [(0, 4000, 1000), (2048, 2048, 1000)])
+def test_a_slot_may_be_longer_than_its_share_of_the_cells(ctx_size: int, n_ctx: int, n_ctx_slot: int) -> None:
+    settings = WorkerSettings(model="m.gguf", parallel=4, kv_unified_per_slot=1000, ctx_size=ctx_size)
+    config = EngineConfig.from_settings(settings)
+    assert (config.n_ctx, config.n_ctx_slot) == (n_ctx, n_ctx_slot)

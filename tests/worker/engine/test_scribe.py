@@ -6,6 +6,7 @@ from typing import Any
 
 from shared.events import StopType
 from shared.jobs import Sampling
+from tests.models import BYTE_EOS
 from tests.worker.engine.harness import Recorded, config, task
 from worker.engine import GenerateTask
 
@@ -54,3 +55,13 @@ def test_timings_are_told_with_each_token_when_asked_for(byte_model: Path) -> No
         assert timings[-1] == answer.timings
         engine.run(asked("untold", ALWAYS, n_predict=5))
         assert all(event.timings is None for event in engine.tokens("untold"))
+
+
+def test_the_end_of_a_generation_is_an_id_and_no_logprob(byte_model: Path) -> None:
+    bias = ((BYTE_EOS, 1000.0),)
+    ending = task("end", b"Hi", sampling=Sampling(temperature=0.0, logit_bias=bias), biases=bias)
+    with Recorded(config(byte_model)) as engine:
+        [answer] = engine.run(replace(ending, request=ending.request.model_copy(update={"has_logprobs": True})))
+        assert (answer.ids, answer.logprobs, answer.stop_type) == ((BYTE_EOS,), (), StopType.EOS)
+        [answer] = engine.run(asked("text", ALWAYS, n_predict=3, has_logprobs=True))
+        assert [(each.id, each.piece_bytes, each.top) for each in answer.logprobs] == [(NEW_LINE, b"\n", ())] * 3

@@ -1,15 +1,16 @@
-"""A seed says the same alone, among seven neighbours, and after its worker was killed; the demo model, short texts.
+"""Text that must be the same: as llama-server's, alone and among seven neighbours, and after a kill. On the demo model.
 
-No backend promises the same rounding in every batch. On CPUs, llama.cpp's flash attention computes batches of 64 rows
-and more by tiles, and sums in another order than for fewer; a model whose weights are quantized then quantizes its
-activations otherwise here and there, which moves logits by up to 1. So this worker decodes at most 32 rows at once.
+This worker decodes at most 32 rows at once, for the reason that `greedy.json` gives: then llama.cpp rounds alike
+whatever else is in a batch, and whatever pieces a prompt comes in.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from tests.models import demo_model_path
 from tests.stack import Role, Stack, check_gapless, follow, generating, make_job
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+GREEDY = json.loads(Path(__file__).with_name("greedy.json").read_text())
 
 PROMPTS = [
     "The capital of Japan is",
@@ -58,12 +61,27 @@ async def stack(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Asy
 
 
 async def start_worker(stack: Stack) -> Role:
-    return await stack.start_worker(demo_model_path(), alias="demo", ctx_size=2048, parallel=8, batch_size=32)
+    return await stack.start_worker(demo_model_path(), alias="demo", ctx_size=4096, parallel=8, batch_size=32)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def worker(stack: Stack) -> Role:
     return await start_worker(stack)
+
+
+async def test_greedy_text_is_that_of_llama_server(stack: Stack, worker: Role) -> None:
+    """All at once: each in a slot, beside seven others or waiting for them."""
+
+    async def ask(text: dict[str, Any]) -> tuple[str, str, int, str]:
+        body = GREEDY["request"] | {"prompt": text["prompt"], "n_predict": text["n_predict"]}
+        said = (await stack.http.post("/completion", json=body, timeout=55)).json()
+        return text["name"], said["content"], said["tokens_predicted"], said["stop_type"]
+
+    said = await asyncio.gather(*(ask(text) for text in GREEDY["texts"]))
+    assert said == [
+        tuple(text[key] for key in ("name", "content", "n_tokens", "stop_type")) for text in GREEDY["texts"]
+    ]
+    assert len(said) >= 20
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
