@@ -106,8 +106,9 @@ class Engine:
                 raise LoadFailed("--grp-attn-n is more than 1, and what this model has in its cache cannot be moved")
             context.warm_up()
             self._embedder = resources.enter_context(Embedder(model, self.config, self._open_context))
-            grammars = resources.enter_context(Grammars(model.lexicon()))
-            masks = resources.enter_context(Masks(model.lexicon(), self.config.n_threads))
+            lexicon = model.lexicon()
+            grammars = resources.enter_context(Grammars(lexicon))
+            masks = resources.enter_context(Masks(lexicon, self.config.n_threads))
             self._resources = resources.pop_all()
         self._model, self._context, self._grammars = model, context, grammars
         age_s, quantum_s = self.config.age_s, self.config.quantum_s

@@ -46,20 +46,18 @@ class Batch:
 
     def fill(self, pieces: Sequence[Piece], *, all_outputs: bool = False) -> int:
         """Write the pieces one after the other; returns how many rows want logits."""
-        at = n_outputs = 0
-        for seq_id, position, tokens, wants_logits in pieces:
-            end = at + len(tokens)
-            self.token[at:end] = tokens
-            self.position[at:end] = self._counting[: end - at]
-            self.position[at:end] += position
-            self.seq_id[at:end] = seq_id
-            self.wants_logits[at:end] = all_outputs
-            if wants_logits:
-                self.wants_logits[end - 1] = 1
-                n_outputs += 1
-            at = end
-        self.native.n_tokens = at
-        return n_outputs
+        sizes = np.array([len(tokens) for _, _, tokens, _ in pieces])
+        ends = sizes.cumsum()
+        n_tokens = int(ends[-1])
+        offsets = np.array([position for _, position, _, _ in pieces]) - (ends - sizes)
+        self.token[:n_tokens] = np.concatenate([tokens for _, _, tokens, _ in pieces])
+        self.position[:n_tokens] = np.repeat(offsets, sizes) + self._counting[:n_tokens]
+        self.seq_id[:n_tokens] = np.repeat([seq_id for seq_id, _, _, _ in pieces], sizes)
+        self.wants_logits[:n_tokens] = all_outputs
+        outputs = ends[[wants_logits for _, _, _, wants_logits in pieces]] - 1
+        self.wants_logits[outputs] = 1
+        self.native.n_tokens = n_tokens
+        return len(outputs)
 
 
 def _pointer(array: NDArray[Any], kind: Any) -> Any:
