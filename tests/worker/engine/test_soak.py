@@ -10,7 +10,7 @@ from tests.models import BYTE_EOS
 from tests.worker.engine.faulty import Decode, Fault, Faults
 from tests.worker.engine.harness import Recorded, config, plain_greedy, task
 from worker.engine import EmbedTask, EngineEvent, SequenceKey, Task
-from worker.engine.engine import MOST_IDLE
+from worker.engine.assembly import MOST_IDLE
 from worker.engine.resident import Standing
 
 SOAK_S = 6.0
