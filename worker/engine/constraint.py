@@ -132,6 +132,7 @@ class Matcher:
         self._n_accepted = 0  # written by the decode thread
         self._n_followed = 0  # written by the other one
         self._mask: Mask | None = None  # written by the other one
+        self._room: Floats | None = None  # for caps
         masks.ask(self)
 
     def accept(self, token: int) -> None:
@@ -170,18 +171,21 @@ class Matcher:
             failure = self._native.get_error().split("\n", 1)[0]
             self._mask = Mask(self._n_followed, is_over=False, failure=failure)
             return
-        allowed = np.unpackbits(bits, count=n_vocab, bitorder="little")
+        allowed = np.unpackbits(bits, count=n_vocab, bitorder="little").view(np.bool_)
         n_allowed = np.count_nonzero(allowed)
         is_over = n_allowed == np.count_nonzero(allowed[eog])
         if n_allowed * FEW < n_vocab:
             self._mask = Mask(self._n_followed, is_over, ids=np.flatnonzero(allowed))
-        else:
-            self._mask = Mask(self._n_followed, is_over, caps=_CAPS[bits].reshape(-1)[:n_vocab])
+            return
+        # The mask before was used before the token that led here was accepted, so its room can be used again.
+        self._room = np.empty((len(bits), 8), dtype=np.float32) if self._room is None else self._room
+        np.take(_CAPS, bits, axis=0, out=self._room, mode="clip")  # the other modes take eight times as long
+        self._mask = Mask(self._n_followed, is_over, caps=self._room.reshape(-1)[:n_vocab])
 
 
 _CAPS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), np.inf, -np.inf)
 _CAPS = _CAPS.astype(np.float32)
-"""(256, 8): caps of eight tokens by the byte of their bits."""
+"""(256, 8): the caps of eight tokens, by the byte of their bits."""
 
 
 class Masks:

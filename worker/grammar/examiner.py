@@ -100,7 +100,9 @@ def _send(trial: subprocess.Popen[bytes], value: Lexicon | Constraint) -> None:
 
 def _answer(trial: subprocess.Popen[bytes]) -> Verdict | None:
     assert trial.stdout is not None
-    if not select.select([trial.stdout], [], [], PATIENCE_S)[0]:
+    waiting = select.poll()
+    waiting.register(trial.stdout, select.POLLIN)
+    if not waiting.poll(PATIENCE_S * 1e3):
         return None
     verdict: Verdict = pickle.load(trial.stdout)
     return verdict

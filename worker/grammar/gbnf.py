@@ -24,6 +24,9 @@ Rules = dict[str, Node]
 
 MAX_DEPTH = 50
 """Groups within groups."""
+MAX_RULES = 2000
+MAX_PARTS = 20_000
+"""Characters, classes and references in all rules together: what takes a quarter of a second to read."""
 MAX_REPETITIONS = 2000
 """In one pair of braces; llama.cpp's."""
 ROOT = "root"
@@ -60,6 +63,7 @@ class _Reader:
         self._text = text
         self._at = 0
         self._depth = 0
+        self._n_parts = 0
         self.references: dict[str, None] = {}
 
     def rules(self) -> Rules:
@@ -70,6 +74,8 @@ class _Reader:
             self._expect(_DEFINES, "'::='")
             self._skip(_SPACE)
             rules[name] = self._choice(is_nested=False)
+            if len(rules) > MAX_RULES:
+                raise BadGrammar(f"at most {MAX_RULES} rules are taken")
             if self._at < len(self._text) and self._text[self._at] not in "\r\n":
                 raise self._error("the end of the rule")
             self._skip(_SPACE)
@@ -93,7 +99,13 @@ class _Reader:
             parts.append(part)
         return parts[0] if len(parts) == 1 else Row(tuple(parts))
 
+    def _count(self) -> None:
+        self._n_parts += 1
+        if self._n_parts > MAX_PARTS:
+            raise BadGrammar(f"at most {MAX_PARTS} characters, classes and references are taken")
+
     def _part(self) -> Node | None:
+        self._count()
         match self._text[self._at : self._at + 1]:
             case '"':
                 return self._literal()
@@ -121,6 +133,7 @@ class _Reader:
         parts: list[Node] = []
         while not self._take('"'):
             code = self._character()
+            self._count()
             parts.append(Characters(joined([(code, code)])))
         return parts[0] if len(parts) == 1 else Row(tuple(parts))
 

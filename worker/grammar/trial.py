@@ -76,8 +76,8 @@ def tried(constraint: Constraint, lexicon: Lexicon) -> Verdict:
 
 
 def _reason(error: str) -> str:
-    """One line of what llguidance says, without the place in a text that the client never wrote."""
-    line = error.split("\n", 1)[0].split(" <state>", 1)[0]
+    """One line of what llguidance says, without places in a text that the client never wrote and options it has not."""
+    line = error.split("\n", 1)[0].split(" <state>", 1)[0].split(". Enable ", 1)[0]
     if line.startswith("at "):
         line = line.partition("): ")[2]
     detail = error.partition("\nerror: ")[2].split("\n", 1)[0]  # of a regular expression
