@@ -131,10 +131,12 @@ class Puller:
     def wanted(self) -> Wanted:
         n_slots = self._station.n_slots
         n_interactive, n_bulk = self._held.n_slots(Lane.INTERACTIVE), self._held.n_slots(Lane.BULK)
+        # What is parked goes first when there is room again; others may have room for more now.
+        n_bulk_slots = 0 if self._engine.snapshot().n_parked else n_slots + bulk_window(self._n_waiting, n_slots)
         return Wanted(
             quick=max(0, QUICK_JOBS - self._held.n_slots("quick")),
             interactive=max(0, n_slots - n_interactive),
-            bulk=max(0, n_slots + bulk_window(self._n_waiting, n_slots) - n_interactive - n_bulk),
+            bulk=max(0, n_bulk_slots - n_interactive - n_bulk),
             suspects=0 if self._held.has_suspect else 1,
         )
 

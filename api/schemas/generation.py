@@ -19,7 +19,7 @@ MAX_STOPS = 256
 MAX_STOP_LENGTH = 1024
 
 MAX_ALTERNATIVES = 1_000_000
-"""Alternatives of all tokens of one answer. Each takes about 130 bytes of the queue's memory, in the log and the
+"""Alternatives of all tokens of all answers. Each takes about 130 bytes of the queue's memory, in the log and the
 result."""
 FREE_ALTERNATIVES = 20
 """As many as any client of OpenAI may ask for."""
@@ -124,13 +124,14 @@ class GenerationFields(SamplingFields):
             "shift": self.shift,
             "t_max_predict_ms": self.t_max_predict_ms,
             "n_indent": self.n_indent,
-            "n_probs": self._bounded_alternatives(),
+            "n_probs": self._bounded_alternatives(n_prompts * self.n_choices),
             "has_logprobs": self.alternatives is not None,
             "post_sampling_probs": self.post_sampling_probs,
             "timings_per_token": self.timings_per_token,
         }
 
-    def _bounded_alternatives(self) -> int:
+    def _bounded_alternatives(self, n_answers: int) -> int:
         limit = self.limit()
-        most = MAX_ALTERNATIVES // max(1, limit if limit >= 0 else TYPICAL_LIMIT)
+        n_tokens = max(1, limit if limit >= 0 else TYPICAL_LIMIT)
+        most = MAX_ALTERNATIVES // (n_answers * n_tokens)
         return min(self.alternatives or 0, max(FREE_ALTERNATIVES, most))

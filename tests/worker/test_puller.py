@@ -15,7 +15,7 @@ from shared.jobs import Completion, Job, Tokenize
 from shared.settings import BusSettings
 from tests.chaos.engine import ByteModel, ScriptedEngine
 from tests.worker.test_held import answer
-from worker.engine import EngineConfig
+from worker.engine import EngineConfig, EngineSnapshot
 from worker.held import Held, HeldJobs
 from worker.intake import Registrar
 from worker.publisher import Publisher
@@ -73,6 +73,12 @@ async def test_a_job_counts_as_many_slots_as_it_has_sequences_to_go(tmp_path: Pa
         assert puller.wanted() == Wanted(quick=QUICK_JOBS, interactive=1, bulk=2)
         pair.hear(answer(0))
         assert puller.wanted() == Wanted(quick=QUICK_JOBS, interactive=2, bulk=3)
+
+
+async def test_no_more_bulk_is_wanted_while_some_is_parked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with pulling(BusSettings(redis_url=f"unix://{tmp_path}/nobody.sock"), n_slots=4) as (puller, _):
+        monkeypatch.setattr(ScriptedEngine, "snapshot", lambda _: EngineSnapshot(n_parked=1))
+        assert puller.wanted() == Wanted(quick=QUICK_JOBS, interactive=4, bulk=0)
 
 
 async def test_a_server_that_is_away_at_the_start_is_listened_to_when_it_is_there(

@@ -56,12 +56,16 @@ class Account:
             self._number(n)
         self._n_unused -= n
         self.n_free -= n
-        self._append(seq_id, self._unused[self._n_unused : self._n_unused + n])
+        numbers = self._unused[self._n_unused : self._n_unused + n]
+        self._n_owners[numbers] = 1
+        self._append(seq_id, numbers)
 
     def share(self, source: int, target: int, start: int, end: int) -> None:
         """`target`, which has `start` positions, has those up to `end` from `source` too."""
         assert self._lengths[target] == start <= end <= self._lengths[source]
-        self._append(target, self._held(source, start, end))
+        numbers = self._held(source, start, end)
+        self._n_owners[numbers] += 1
+        self._append(target, numbers)
 
     def cut(self, seq_id: int, n_kept: int) -> None:
         """A sequence lost its positions from `n_kept` on."""
@@ -87,7 +91,6 @@ class Account:
         if end > len(self._cells[seq_id]):
             self._cells[seq_id] = _with_room(self._cells[seq_id], end)
         self._cells[seq_id][length:end] = numbers
-        self._n_owners[numbers] += 1
         self._lengths[seq_id] = end
 
     def _drop(self, numbers: Numbers) -> None:

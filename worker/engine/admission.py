@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 from shared.jobs import Lane
@@ -169,15 +170,26 @@ class Admission:
         return self._waiting.count(Lane.BULK) > 0 and self._start_bulk()
 
     def _start_bulk(self) -> bool:
-        """Of the next of bulk, the one whose beginning the cache has most of; but the first lets only so many pass."""
+        """Start one of the next of bulk, whose beginning the cache has; but the first lets only so many pass."""
         if not self._has_idle_slot:
             return False
-        ahead = list(self._waiting.ahead(Lane.BULK, 1 if self._n_passed >= MOST_PASSED else LOOK_AHEAD))
-        at = max(range(len(ahead)), key=lambda at: (self._prefix(ahead[at]).n_tokens, -at)) if len(ahead) > 1 else 0
-        if not self._start(ahead[at], at):
+        at = self._best_known() if self._n_passed < MOST_PASSED else 0
+        if not self._start(next(islice(self._waiting.ahead(Lane.BULK, at + 1), at, None)), at):
             return False
         self._n_passed = self._n_passed + 1 if at else 0
         return True
+
+    def _best_known(self) -> int:
+        """Which of the next of bulk, counted from the first, the cache has most of; one of which it has half is as
+        good as any, and spares looking further."""
+        best, n_best = 0, 0
+        for at, newcomer in enumerate(self._waiting.ahead(Lane.BULK, LOOK_AHEAD)):
+            n_tokens = self._prefix(newcomer).n_tokens
+            if 2 * n_tokens >= len(newcomer.known):
+                return at
+            if n_tokens > n_best:
+                best, n_best = at, n_tokens
+        return best
 
     def _start(self, comer: Newcomer | Sequence, at: int = 0) -> bool:
         """Give a slot to the task so many behind the first of its lane, or to a parked sequence, if one is to be had

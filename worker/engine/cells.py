@@ -102,6 +102,8 @@ class Cells:
         best = Prefix()
         for other in self.residents:
             n_common = min(_common(other.known, known), len(known) - 1, other.n_pure)
+            if n_common <= 0:
+                continue
             n_cached = self._n_lendable(other, n_common)
             if n_cached > best.n_cached or (n_cached and n_cached == best.n_cached and _lends_more(other, best)):
                 best = best._replace(source=other, n_cached=n_cached)
@@ -353,5 +355,8 @@ def _lends_more(other: Resident, best: Prefix) -> bool:
 def _common(left: Ids, right: Ids) -> int:
     """Length of the common prefix."""
     n = min(len(left), len(right))
+    if n == 0 or left[0] != right[0]:
+        return 0
     differs = left[:n] != right[:n]
-    return int(differs.argmax()) if differs.any() else n
+    first = int(differs.argmax())
+    return first if differs[first] else n

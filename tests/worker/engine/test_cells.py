@@ -1,11 +1,12 @@
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.worker.engine.parts import ScriptedCache, buffer
-from worker.engine.cells import LEAST_CUT, MIN_SHARED, Cells, Resident, Standing
+from worker.engine.cells import LEAST_CUT, MIN_SHARED, Cells, Resident, Standing, _common
 from worker.engine.resident import NOWHERE
 
 N_CELLS = 400
@@ -89,6 +90,49 @@ def test_without_another_id_the_place_of_the_source_is_taken_and_its_rest_cut_of
     first = cached.finish([*A[:50], *B])
     placed = cached.place([*A, 7])
     assert (placed.n_reused, cached.cache.lengths[0], first.seq_id) == (50, 50, NOWHERE)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "n_common"),
+    [([1, 2, 3], [1, 2, 3], 3), ([1], [1, 2, 3], 1), ([], [1, 2, 3], 0), ([], [], 0), ([1, 5], [1, 6], 1)],
+)
+def test_common_beginnings_are_counted_as_in_llamarunner(left: list[int], right: list[int], n_common: int) -> None:
+    assert _common(np.array(left, dtype=np.int32), np.array(right, dtype=np.int32)) == n_common
+
+
+@pytest.mark.parametrize(
+    ("first", "is_running", "second", "prompt", "n_reused"),
+    [
+        ([], False, [], [1], 0),
+        ([1], False, [1, 2], [1, 2], 1),
+        ([1, 2], False, [], [2], 0),
+        ([1, 2], False, [], [1, 9], 1),
+        ([1], False, [1, 2], [2, 3], 0),
+        ([1, 2], True, [1], [1, 2, 9], 2),
+        ([1, 2], False, [], [1, 2, 3], 2),
+        ([1, 2, 3], False, [4], [1, 2, 9], 2),
+    ],
+    ids=["empty", "extend", "new", "fork", "evict", "in use", "hit", "both the best and the oldest"],
+)
+def test_as_much_is_reused_as_in_llamarunner_but_nothing_is_overwritten_for_it(
+    first: list[int], is_running: bool, second: list[int], prompt: list[int], n_reused: int
+) -> None:
+    """Its cases for several users. It evicts the least recently used slot even where another has nothing, and goes on
+    in the slot that has the prefix if that is the oldest; here there are more places than slots, so all stays. It
+    leaves the last token of a prompt to compute only afterwards, so that its numbers are one more for whole prompts.
+    That all slots are taken is an error there; here a task waits."""
+    cached = Cached(4)
+    there = [cached.run(tokens) for tokens in (first, second) if tokens]
+    for at, resident in enumerate(there):
+        if at or not is_running:
+            cached.cells.release(resident)
+    before = [(each.seq_id, each.n_cached) for each in there]
+    placed = cached.run(prompt)
+    assert placed.n_reused == n_reused
+    assert placed.standing is Standing.RUNNING
+    after = [(each.seq_id, each.n_cached) for each in there if each.seq_id != NOWHERE]
+    assert after == [each for each in before if each[0] != placed.seq_id]
+    cached.check()
 
 
 def test_when_ids_run_out_the_least_recently_used_goes_and_then_who_was_parked_last() -> None:
