@@ -11,11 +11,12 @@ import sys
 import time
 from types import ModuleType
 
-from bench import append, prefix, queue, takeover, throughput
+from bench import append, gap, prefix, queue, takeover, throughput
 from bench.machine import usage
 
 MEASUREMENTS: dict[str, ModuleType] = {
     "decode": throughput,
+    "gap": gap,
     "prefix": prefix,
     "queue": queue,
     "append": append,

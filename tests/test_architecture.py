@@ -32,7 +32,7 @@ FORBIDDEN: list[tuple[str, set[str], set[str]]] = [
     ("api", {"worker", "llama_cpp", "redis"}, set()),
     ("api", {"arq"}, {"api/tasks"}),
     ("worker", {"api", "arq", "redis", "fastapi", "starlette"}, set()),
-    ("worker", {"llama_cpp"}, {"worker/engine/llama.py"}),
+    ("worker", {"llama_cpp"}, {"worker/engine/llama"}),
     ("worker/engine", {"asyncio", "shared.bus"}, set()),
 ]
 

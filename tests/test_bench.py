@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from bench import queue
+from bench import gap, queue
 from bench.takeover import Follower
 
 ROOT = Path(__file__).parents[1]
@@ -69,3 +69,11 @@ async def test_a_stream_that_lost_or_doubled_anything_is_found_out(
         follower.hear(line, 9.0)
     faults = follower.seen(0.5).faults
     assert faults == [] if fault is None else fault in faults
+
+
+def test_a_gap_is_told_beside_the_native_samplers_of_its_own_turn() -> None:
+    turns = {"native": [10.0, 20.0, 10.0], "greedy": [1.0, 2.0, 9.0], "default": [5.0, 30.0, 5.0]}
+    greedy, default = gap.report(turns, n_slots=64).split("\n")[2:]
+    assert greedy.split()[-4:] == ["9.00", "0.10", "<=", "2"]
+    assert "5.00 to 30.00" in default
+    assert default.split()[-3] == "0.50"

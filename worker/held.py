@@ -6,12 +6,14 @@ Lives on the event loop's thread alone. Knows neither Redis nor llama.cpp.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from shared.bus import Chunk, Claimed, Lease
 from shared.events import Accepted, Failure, Finished, Part, Progress, Tokens
 from shared.jobs import Job, Lane
+from worker.engine import Task
 
 
 @dataclass(slots=True)
@@ -27,7 +29,9 @@ class Held:
     """Sequences or inputs that must end before the job has."""
     next_event: int = 1
     is_taken_in: bool = False
-    """The engine has its sequences, and is the one to end them."""
+    """The engine has sequences of it, and is the one to end them."""
+    ahead: deque[Task] = field(default_factory=deque)
+    """Those that it has not been given yet."""
     parts: dict[int, Part] = field(default_factory=dict)
     failure: Failure | None = None
     accepted: Accepted | None = None
@@ -51,6 +55,13 @@ class Held:
     @property
     def is_complete(self) -> bool:
         return self.failure is not None or len(self.parts) >= self.expected
+
+    def take_tasks(self, most: int) -> list[Task]:
+        """What the engine is to be given now, so that it has at most so many sequences of a job that wants several:
+        others come between the rest."""
+        n_inside = self.expected - len(self.parts) - len(self.ahead)
+        n_more = most - n_inside if self.job.n_slots > 1 else len(self.ahead)
+        return [self.ahead.popleft() for _ in range(min(n_more, len(self.ahead)))]
 
     def hear(self, event: Accepted | Progress | Tokens | Part | Failure) -> None:
         """Take in what the intake or the engine said. The first failure ends the job, whatever else is under way."""
@@ -134,9 +145,9 @@ class HeldJobs:
     def has_suspect(self) -> bool:
         return any(held.claimed.is_suspect for held in self._by_id.values())
 
-    def n_slots(self, queue: str) -> int:
-        """What the jobs of one line take, of a lane or of the quick ones: each at least one."""
-        return sum(held.n_slots for held in self._by_id.values() if held.job.queue == queue)
+    def of(self, queue: str) -> list[Held]:
+        """The jobs of one line: of a lane, or the quick ones."""
+        return [held for held in self._by_id.values() if held.job.queue == queue]
 
     async def wait_empty(self) -> None:
         await self._empty.wait()

@@ -26,6 +26,8 @@ from worker.held import Held, HeldJobs
 
 BULK_WAIT_S = 0.25
 BULK_TOKENS = 32
+FED_PER_SLOT = 2
+"""Sequences of one job that are in the engine for each slot: the next one is at hand when one ends."""
 RETRY_S = 0.1
 RETRY_MAX_S = 2.0
 
@@ -99,6 +101,13 @@ class Publisher:
                     # It ends the job, and no other sequence of it may go on with a slot.
                     self._engine.discard(key.job_id, key.attempt)
                 held.hear(event)
+                self.feed(held)
+
+    def feed(self, held: Held) -> None:
+        """Give the engine of a job what it may have of it now. Event loop only."""
+        if held.ahead and self._engine and not held.is_complete:
+            for task in held.take_tasks(FED_PER_SLOT * self._engine.config.n_slots):
+                self._engine.submit(task)
 
     def _is_time_for_bulk(self) -> bool:
         return time.monotonic() - self._sent_at >= BULK_WAIT_S or any(
@@ -152,10 +161,10 @@ class Publisher:
         self._let_go(held)
 
     def cancel(self, job_id: str) -> None:
-        """Somebody wants the job stopped: the engine ends it between two decodes, and says so; the intake's work on it
-        is not waited for."""
+        """Somebody wants the job stopped: the engine ends it between two decodes, and says so. A job that it does not
+        have, or not all of, it cannot end: that is said here."""
         held = self._held.get(job_id)
-        if held and not held.is_taken_in:
+        if held and (held.ahead or not held.is_taken_in):
             self.say(held.lease, Failure.of(Cancelled("The job was cancelled.")))
         elif held and self._engine:
             self._engine.cancel(job_id)

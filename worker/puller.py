@@ -1,8 +1,9 @@
-"""Claims jobs for the slots that are free, and hands them to the engine.
+"""Claims jobs for the slots that are free, and has them handed to the engine.
 
 It takes no more than it can start: the interactive lane gets the slots that are free or hold bulk, the bulk lane the
 free ones and a small window beyond, so that a slot that frees up has its next job at hand. A job counts as many slots
-as it has sequences to go; one with more of them than there are slots is taken all the same, and has them in turn.
+as it has sequences to go; one with more of them than there are slots is taken all the same, has them in turn, and
+lets one other job at a time in between.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import asyncio
 import contextlib
 import random
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import structlog
 
 from shared.bus import Claimed, LeaseKeeper, Queue, TokenLog, Wanted
-from shared.errors import BusUnavailable, Rejected
+from shared.errors import BusUnavailable, EngineFailed, Rejected
 from shared.events import Failure, Tokens
 from shared.jobs import Lane
 from worker.engine import Engine
@@ -39,6 +41,10 @@ def bulk_window(n_waiting: int, n_slots: int) -> int:
     are followed by others at once, and batches stay full. It shrinks as the backlog ends, so that no worker hoards
     the tail while another has nothing to do."""
     return min(n_slots, max(1, n_waiting // 4))
+
+
+def _n_slots(jobs: Iterable[Held]) -> int:
+    return sum(held.n_slots for held in jobs)
 
 
 class Station(NamedTuple):
@@ -68,6 +74,7 @@ class Puller:
         self._station = station
         self._n_waiting = 0
         self._sweep_at = 0.0
+        self._share_at = 0.0
         self._nudged = asyncio.Event()
         self._is_closing = False
         self._held.on_freed = self.nudge
@@ -128,23 +135,32 @@ class Puller:
                     case _:
                         self.sweep()
 
-    def wanted(self) -> Wanted:
-        n_slots = self._station.n_slots
-        n_interactive, n_bulk = self._held.n_slots(Lane.INTERACTIVE), self._held.n_slots(Lane.BULK)
+    def wanted(self, *, may_share: bool = False) -> Wanted:
+        """`may_share`: one more, if a job that is larger than this worker has it alone, so that it keeps nobody out."""
+        interactive, bulk = self._held.of(Lane.INTERACTIVE), self._held.of(Lane.BULK)
+        n_free = self._station.n_slots - _n_slots(interactive)
+        n_free_for_bulk = n_free + bulk_window(self._n_waiting, self._station.n_slots) - _n_slots(bulk)
+        one_more = int(may_share and n_free < 0 and len(interactive) == 1)
+        one_more_of_bulk = int(may_share and n_free_for_bulk < 0 and len(bulk) == 1)
         # What is parked goes first when there is room again; others may have room for more now.
-        n_bulk_slots = 0 if self._engine.snapshot().n_parked else n_slots + bulk_window(self._n_waiting, n_slots)
+        has_parked = self._engine.snapshot().n_parked > 0
         return Wanted(
-            quick=max(0, QUICK_JOBS - self._held.n_slots("quick")),
-            interactive=max(0, n_slots - n_interactive),
-            bulk=max(0, n_bulk_slots - n_interactive - n_bulk),
+            quick=max(0, QUICK_JOBS - len(self._held.of("quick"))),
+            interactive=max(n_free, one_more),
+            bulk=0 if has_parked else max(n_free_for_bulk, one_more_of_bulk),
             suspects=0 if self._held.has_suspect else 1,
         )
 
     async def _claim(self) -> list[Claimed]:
-        wanted, now = self.wanted(), time.monotonic()
-        is_sweep = now >= self._sweep_at
+        now = time.monotonic()
+        is_sweep, may_share = now >= self._sweep_at, now >= self._share_at
+        if may_share:
+            # Not at each wake-up: a worker with free slots that hears it too is to have the job.
+            self._share_at = now + POLL_S
         try:
-            claimed = await self._queue.claim(self._station.worker_id, self._station.model, wanted, sweep=is_sweep)
+            claimed = await self._queue.claim(
+                self._station.worker_id, self._station.model, self.wanted(may_share=may_share), sweep=is_sweep
+            )
         except BusUnavailable as error:
             log.warning("no jobs can be claimed", reason=error.message)
             await asyncio.sleep(random.uniform(0.5, 1.5))
@@ -170,7 +186,7 @@ class Puller:
             intake: Intake = await asyncio.get_running_loop().run_in_executor(
                 threads, self._registrar.admit, claimed, pasts
             )
-        except Rejected as error:
+        except (Rejected, EngineFailed) as error:
             self._publisher.say(claimed.lease, Failure.of(error))
             return
         held = self._still_held(claimed)
@@ -180,8 +196,8 @@ class Puller:
             self._publisher.say(claimed.lease, intake.accepted)
             if intake.answer is not None:
                 self._publisher.say(claimed.lease, intake.answer)
-            for task in intake.tasks:
-                self._engine.submit(task)
+            held.ahead.extend(intake.tasks)
+            self._publisher.feed(held)
 
     async def _pasts(self, claimed: Claimed) -> dict[int, Past]:
         """What earlier attempts put in the log: a new attempt goes on behind it."""

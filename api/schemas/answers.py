@@ -7,7 +7,7 @@ from importlib.metadata import version
 from typing import Any
 
 from shared.errors import Cancelled, EngineFailed, Expired, SlotstreamError
-from shared.events import Answer, Finished, Progress, StopType, Timings, Vector
+from shared.events import Answer, Finished, StopType, Timings, Vector
 
 FINGERPRINT = "b" + version("slotstream")
 
@@ -53,15 +53,6 @@ def timings_json(timings: Timings) -> dict[str, Any]:
         "predicted_ms": timings.predicted_ms,
         "predicted_per_token_ms": _ratio(timings.predicted_ms, decodes),
         "predicted_per_second": _ratio(1e3 * decodes, timings.predicted_ms),
-    }
-
-
-def progress_json(progress: Progress) -> dict[str, Any]:
-    return {
-        "total": progress.total,
-        "cache": progress.cache,
-        "processed": progress.processed,
-        "time_ms": progress.time_ms,
     }
 
 

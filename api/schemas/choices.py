@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 from api import sse
 from api.problems import body_of
-from api.schemas.answers import FINGERPRINT, answers_of, finish_reason, progress_json, timings_json, usage_json
+from api.schemas.answers import FINGERPRINT, answers_of, finish_reason, timings_json, usage_json
 from api.schemas.ask import Heard, Origin
 from api.schemas.final import final_json
 from api.schemas.logprobs import LegacyLogprobs, chat_json
+from api.schemas.progress import ProgressReport
 from shared.events import Accepted, Answer, ChosenLogprob, Finished, Progress, Tokens
 from shared.jobs import Chat, Completion
 
@@ -38,6 +39,7 @@ class _Shape:
         self._wanted = wanted
         self._answers: list[Answer] = []
         """That ended a choice of the stream."""
+        self._report = ProgressReport(has_timings=request.timings_per_token)
 
     def end(self) -> bytes:
         if not self._wanted.has_usage:
@@ -67,7 +69,8 @@ class _Shape:
         return sse.data(chunk)
 
     def _progress(self, choice: dict[str, Any], progress: Progress) -> bytes:
-        return sse.data({"choices": [choice], **self._chunk_head, "prompt_progress": progress_json(progress)})
+        chunk = {"choices": [choice], **self._chunk_head}
+        return b"".join(sse.data(chunk | step) for step in self._report.push(choice["index"], progress))
 
     def _last_chunk(self, choice: dict[str, Any], answer: Answer) -> bytes:
         """Of one choice. That of the last one has the timings, unless a chunk with usage follows."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from api import sse
 from api.problems import body_of
-from api.schemas.answers import answers_of, progress_json, timings_json
+from api.schemas.answers import answers_of, timings_json
 from api.schemas.ask import Ask, Heard, Origin
 from api.schemas.completion import PromptFields, completion_of
 from api.schemas.constraints import constraint_of
@@ -19,6 +19,7 @@ from api.schemas.final import final_json
 from api.schemas.generation import GenerationFields
 from api.schemas.later import ALWAYS, LATER, refuse_later
 from api.schemas.logprobs import native_json
+from api.schemas.progress import ProgressReport
 from api.schemas.prompts import prompt_of
 from api.schemas.sampling import Whole
 from api.schemas.strict import ClientFields, bad_field, read
@@ -108,14 +109,16 @@ class CompletionShape:
         """By the place of the job."""
         self._n_predicted: defaultdict[int, int] = defaultdict(int)
         """By the index of the answer."""
+        self._report = ProgressReport(has_timings=request.timings_per_token)
 
     def say(self, heard: Heard) -> bytes:
         match heard.event:
             case Accepted(prompt_tokens=prompt_tokens):
                 self._prompt_tokens[heard.place] = prompt_tokens
             case Progress() as progress if self._fields.return_progress:
-                nothing = Tokens(index=progress.index, ids=(), text="")
-                return sse.data(self._chunk(heard.place, nothing) | {"prompt_progress": progress_json(progress)})
+                steps = self._report.push(self._index(heard.place, progress.index), progress)
+                chunk = self._chunk(heard.place, Tokens(index=progress.index, ids=(), text=""))
+                return b"".join(sse.data(chunk | step) for step in steps)
             case Tokens() as tokens:
                 return sse.data(self._chunk(heard.place, tokens))
             case Finished() as finished:

@@ -100,7 +100,7 @@ class ScriptedEngine:
         self.model = ByteModel(config.model)
         self.n_ctx_slot = N_CTX
         self.grammars = None
-        self._n_slots = config.n_slots
+        self.config = config
         self._on_events = on_events
         self._note = note
         self._inbox: deque[Callable[[], None]] = deque()
@@ -169,7 +169,7 @@ class ScriptedEngine:
 
     def _admit(self) -> None:
         self._waiting.sort(key=lambda task: task.lane.value == "bulk")
-        while self._waiting and len(self._running) < self._n_slots:
+        while self._waiting and len(self._running) < self.config.n_slots:
             task = self._waiting.pop(0)
             if task.request.prompts == (POISON,):
                 os.kill(os.getpid(), signal.SIGKILL)

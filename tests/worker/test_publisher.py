@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -12,7 +13,7 @@ from shared.bus import Bus, Claimed, Wanted, open_bus
 from shared.events import Accepted, Answer, StopType, Tokens
 from shared.jobs import Completion, Job, JobStatus, Lane
 from shared.settings import BusSettings
-from worker.engine import SequenceKey
+from worker.engine import GenerateTask, SequenceKey
 from worker.held import Held, HeldJobs
 from worker.publisher import Publisher
 
@@ -31,11 +32,11 @@ async def claimed_job(bus: Bus, lane: Lane = Lane.INTERACTIVE) -> Claimed:
 
 
 @asynccontextmanager
-async def publishing(bus: Bus, *claimed: Claimed) -> AsyncIterator[Publisher]:
+async def publishing(bus: Bus, *jobs: Claimed | Held) -> AsyncIterator[Publisher]:
     held = HeldJobs()
     publisher = Publisher(bus.queue, held, "w")
-    for job in claimed:
-        held.add(Held(job))
+    for job in jobs:
+        held.add(job if isinstance(job, Held) else Held(job))
     async with asyncio.TaskGroup() as group:
         group.create_task(publisher.run())
         yield publisher
@@ -93,6 +94,15 @@ async def test_a_job_is_cancelled_while_its_prompt_is_still_being_read(bus: Bus)
     job = await claimed_job(bus)
     async with publishing(bus, job) as publisher:
         publisher.cancel("job_0_unknown")
+        publisher.cancel(job.job.id)
+    record = await bus.queue.record(job.job.id)
+    assert record and record.status is JobStatus.CANCELLED
+
+
+async def test_a_job_is_cancelled_while_the_engine_has_none_of_its_sequences_left(bus: Bus) -> None:
+    job = await claimed_job(bus)
+    next_task = GenerateTask(SequenceKey(job.job.id, 1, job.lease.mark), (1,), Completion(prompts=("Hi",)), seed=1)
+    async with publishing(bus, Held(job, expected=2, is_taken_in=True, ahead=deque([next_task]))) as publisher:
         publisher.cancel(job.job.id)
     record = await bus.queue.record(job.job.id)
     assert record and record.status is JobStatus.CANCELLED

@@ -75,6 +75,18 @@ async def test_a_job_counts_as_many_slots_as_it_has_sequences_to_go(tmp_path: Pa
         assert puller.wanted() == Wanted(quick=QUICK_JOBS, interactive=2, bulk=3)
 
 
+async def test_a_job_larger_than_its_worker_lets_one_other_in(tmp_path: Path) -> None:
+    async with pulling(BusSettings(redis_url=f"unix://{tmp_path}/nobody.sock"), n_slots=4) as (puller, held):
+        held.add(many := claimed(1, Completion(prompts=("a",), n=9)))
+        assert (puller.wanted().interactive, puller.wanted(may_share=True).interactive) == (0, 1)
+        held.add(claimed(2, Completion(prompts=("a",))))
+        assert puller.wanted(may_share=True).interactive == 0
+        held.remove("job_0_2")
+        for index in range(5):
+            many.hear(answer(index))
+        assert puller.wanted(may_share=True).interactive == 0  # all that is left of it runs
+
+
 async def test_no_more_bulk_is_wanted_while_some_is_parked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with pulling(BusSettings(redis_url=f"unix://{tmp_path}/nobody.sock"), n_slots=4) as (puller, _):
         monkeypatch.setattr(ScriptedEngine, "snapshot", lambda _: EngineSnapshot(n_parked=1))

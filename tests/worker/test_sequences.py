@@ -15,7 +15,7 @@ import pytest
 from shared.bus import Bus, LeaseKeeper, Reader, open_bus
 from shared.errors import EngineFailed
 from shared.events import Answer, Failure, Finished, Tokens
-from shared.jobs import Completion, Job, Sampling
+from shared.jobs import Completion, Job, JobStatus, Sampling
 from shared.settings import BusSettings
 from tests.models import write_byte_model
 from tests.worker.engine.harness import config
@@ -232,6 +232,22 @@ async def test_a_prompt_is_computed_once_for_all_its_choices(bus: Bus, hire: Cal
     heard = await heard_of(bus, Completion(prompts=("Once " * 80,), n=10, n_predict=4, sampling=WILD))
     assert worker.engine.snapshot().n_prompt_tokens <= 400 + 9
     assert [answer.timings.prompt_n for answer in heard.answers] == [400] + [1] * 9
+
+
+async def test_a_job_of_many_sequences_lets_another_in_between_and_ends_when_it_is_told_to(
+    bus: Bus, hire: Callable[..., Any]
+) -> None:
+    worker = await hire(n_slots=2)
+    request = Completion(prompts=("Hi",), n_predict=40, sampling=WILD)
+    async with queued(bus, request.model_copy(update={"n": 128})) as many:
+        await many.until(lambda: bool(many.tokens))
+        await heard_of(bus, request)
+        record = await bus.queue.cancel(many.job.id)
+        assert record.status is JobStatus.RUNNING
+        await many.to_the_end()
+    assert many.finished and many.finished.status == "cancelled"
+    await worker.has_free_slots(2)
+    assert worker.engine.snapshot().n_predicted_tokens < 128 * 40
 
 
 async def test_a_cancelled_job_frees_all_its_slots(bus: Bus, hire: Callable[..., Any]) -> None:

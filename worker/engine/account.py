@@ -56,6 +56,12 @@ class Account:
             self._number(n)
         self._n_unused -= n
         self.n_free -= n
+        if n == 1 and (length := self._lengths[seq_id]) < len(self._cells[seq_id]):  # each row of each decode
+            number = self._unused[self._n_unused]
+            self._n_owners[number] = 1
+            self._cells[seq_id][length] = number
+            self._lengths[seq_id] = length + 1
+            return
         numbers = self._unused[self._n_unused : self._n_unused + n]
         self._n_owners[numbers] = 1
         self._append(seq_id, numbers)

@@ -111,7 +111,8 @@ class Admission:
     def admit(self) -> None:
         """Start whoever can. People who find no slot take one of bulk, which is parked."""
         for sequence in self.running:
-            self._cells.catch_up(sequence.resident)
+            if sequence.resident.leader is not None:
+                self._cells.catch_up(sequence.resident)
         now = time.monotonic()
         if now < self._settled_until:
             return

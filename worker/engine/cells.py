@@ -78,7 +78,7 @@ class Cells:
         self._account = Account(n_cells, n_ids)
         self._grouping = grouping
         self._can_rewind = can_rewind and grouping.n == 1
-        self.can_shift = can_shift and grouping.n == 1
+        self._can_shift = can_shift and grouping.n == 1
         self._stamps = itertools.count(1)
         self._unused_ids = list(reversed(range(n_ids)))
         self.residents: list[Resident] = []
@@ -262,7 +262,7 @@ class Cells:
         dropped, and what stands in them is to be computed again, behind what is left.
         """
         end, n_tokens = n_kept + n_gone, resident.n_tokens
-        if self.can_shift and resident.n_cached >= end and self.own(resident, end, resident.n_cached):
+        if self._can_shift and resident.n_cached >= end and self.own(resident, end, resident.n_cached):
             self._cache.shift(resident.seq_id, n_kept, end)
             self._account.close_gap(resident.seq_id, n_kept, end)
             resident.n_cached -= n_gone

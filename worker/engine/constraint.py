@@ -1,5 +1,5 @@
-"""Which tokens a constraint leaves to a sequence: grammars compiled once, a matcher for each sequence, and the thread
-that works out what may come next while the decode runs.
+"""Which tokens a constraint leaves to a sequence: grammars tried once, a matcher for each sequence, and the thread that
+works out what may come next while the decode runs.
 
 Masks are worked out by llguidance, natively and for all sequences together. Nothing here knows logits but as a row
 to be masked; what grammars look like is for `worker.grammar` to know.
@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 
 from shared.errors import InvalidRequest
 from shared.jobs import Constraint
-from worker.grammar.examiner import Examiner
+from worker.grammar.examiner import Examiner, Verdict
 from worker.grammar.lexicon import Lexicon
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
 MAX_KNOWN = 64
-"""Grammars that are kept for whoever asks for them again."""
+"""Verdicts that are kept for whoever asks again."""
 PATIENCE_S = 1.0
 """After which a thread that waits for a mask looks whether there is still somebody to give one."""
 FEW = 64
@@ -37,10 +37,10 @@ FEW = 64
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A constraint ready for any number of sequences."""
+    """A constraint ready for one sequence. Another wants its own: copies of a matcher share what llguidance learns of
+    the grammar on the way, and the limits of that."""
 
-    prototype: LLMatcher
-    """Only ever copied."""
+    beginning: LLMatcher
     name: str
     """What the client calls it."""
 
@@ -51,15 +51,17 @@ class Grammars:
     def __init__(self, lexicon: Lexicon) -> None:
         self._lexicon = lexicon
         self._examiner = Examiner(lexicon)
-        self._known: OrderedDict[bytes, LLMatcher | str] = OrderedDict()
+        self._known: OrderedDict[bytes, Verdict] = OrderedDict()
         self._lock = threading.Lock()
 
     def compile(self, constraint: Constraint) -> Grammar:
-        """Raises InvalidRequest, with the client's name for it, in a second or two at most."""
-        known = self._look_up(constraint)
-        if isinstance(known, str):
-            raise InvalidRequest(f"Field '{constraint.name}': {known}", param=constraint.name)
-        return Grammar(known, constraint.name)
+        """Raises InvalidRequest, with the client's name for it, in a second or two of the processor at most."""
+        verdict = self._verdict(constraint)
+        matcher = self._lexicon.matcher(verdict.lark) if not verdict.reason else None
+        reason = verdict.reason if matcher is None else matcher.get_error()
+        if matcher is None or reason:
+            raise InvalidRequest(f"Field '{constraint.name}': {reason}", param=constraint.name)
+        return Grammar(matcher, constraint.name)
 
     def close(self) -> None:
         self._examiner.close()
@@ -72,26 +74,18 @@ class Grammars:
     ) -> None:
         self.close()
 
-    def _look_up(self, constraint: Constraint) -> LLMatcher | str:
-        """A matcher, or why there is none."""
+    def _verdict(self, constraint: Constraint) -> Verdict:
         key = hashlib.blake2b(f"{constraint.syntax}\0{constraint.text}".encode("utf-8", "surrogatepass")).digest()
         with self._lock:
             if key in self._known:
                 self._known.move_to_end(key)
                 return self._known[key]
-        found = self._compiled(constraint)
+        verdict = self._examiner.examine(constraint)
         with self._lock:
-            self._known[key] = found
+            self._known[key] = verdict
             while len(self._known) > MAX_KNOWN:
                 self._known.popitem(last=False)
-        return found
-
-    def _compiled(self, constraint: Constraint) -> LLMatcher | str:
-        verdict = self._examiner.examine(constraint)
-        if verdict.reason:
-            return verdict.reason
-        matcher = self._lexicon.matcher(verdict.lark)
-        return matcher.get_error() or matcher
+        return verdict
 
 
 class Mask(NamedTuple):
@@ -127,7 +121,7 @@ class Matcher:
     def __init__(self, grammar: Grammar, masks: Masks) -> None:
         self._name = grammar.name
         self._masks = masks
-        self._native = grammar.prototype.deep_copy()
+        self._native = grammar.beginning.deep_copy()
         self._accepted: deque[int] = deque()  # the decode thread appends, the other one takes
         self._n_accepted = 0  # written by the decode thread
         self._n_followed = 0  # written by the other one

@@ -17,29 +17,23 @@ import numpy as np
 from shared.errors import Cancelled, EngineFailed, Expired, InvalidRequest
 from shared.events import Failure, StopType
 from shared.jobs import Lane
-from worker.engine.admission import Admission
-from worker.engine.cells import Cells
+from worker.engine.assembly import assemble
 from worker.engine.config import EngineConfig
-from worker.engine.constraint import Grammars, Masks
-from worker.engine.embedding import Embedder
+from worker.engine.constraint import Grammars
 from worker.engine.faults import Trial
 from worker.engine.inbox import Cancel, Discard, Inbox, Submit
 from worker.engine.lanes import Ageing, Lanes
-from worker.engine.launch import Launcher
 from worker.engine.llama import (
     Context,
-    ContextParams,
     Decoded,
     DecodeFailed,
     Floats,
     Interrupted,
-    LoadFailed,
     Model,
     OpenContext,
     Outcome,
     OutOfCells,
     Piece,
-    max_sequences,
 )
 from worker.engine.meter import Meter
 from worker.engine.plan import Pace, Plan
@@ -59,8 +53,6 @@ WORTH_INTERRUPTING_MS = 50.0
 """A decode of bulk that a person interrupts is lost work: shorter ones are waited for."""
 MOST_INTERRUPTIONS = 3
 """In a row: bulk goes on however often people come."""
-MOST_IDLE = 64
-"""Sequences that stay in the cache beside those that run, where few can run. Each is looked at when a new one comes."""
 
 
 class Engine:
@@ -94,45 +86,16 @@ class Engine:
     def start(self) -> None:
         """Load the model, then decode. LoadFailed, after which nothing is left to stop."""
         with contextlib.ExitStack() as resources:
-            model = resources.enter_context(Model.load(self.config.model, n_gpu_layers=self.config.n_gpu_layers))
-            n_ctx = self.config.n_ctx or model.facts.n_ctx_train
-            self._n_ctx_slot = min(self.config.n_ctx_slot or n_ctx // self.config.n_slots, n_ctx)
-            _check(self.config, self._n_ctx_slot)
-            n_ids = _n_ids(self.config, model)
-            params = ContextParams.to_generate(self.config, n_ctx, n_ids)
-            context = resources.enter_context(self._open_context(model, params))
-            if self.config.grouping.n > 1 and not context.can_shift:
-                raise LoadFailed("--grp-attn-n is more than 1, and what this model has in its cache cannot be moved")
-            context.warm_up()
-            self._embedder = resources.enter_context(Embedder(model, self.config, self._open_context))
-            grammars = resources.enter_context(Grammars(model.lexicon()))
-            masks = resources.enter_context(Masks(model.lexicon(), self.config.n_threads))
+            parts = assemble(self.config, self._open_context, resources)
             self._resources = resources.pop_all()
-        self._model, self._context, self._grammars = model, context, grammars
-        age_s, quantum_s = self.config.age_s, self.config.quantum_s
-        self._cells = Cells(
-            context,
-            n_ids,
-            n_cells=context.n_cells,
-            can_rewind=model.facts.can_rewind,
-            can_shift=context.can_shift,
-            grouping=self.config.grouping,
-        )
-        self._launcher = Launcher(
-            model,
-            self._cells,
-            self._n_ctx_slot,
-            masks,
-            can_generate=context.can_generate,
-            shifts=self.config.context_shift,
-            shift_limit=self.config.shift_limit,
-            grouping=self.config.grouping,
-        )
-        self._admission = Admission(self._cells, self._launcher, self.config.n_slots, Ageing(age_s, quantum_s))
+        self._model, self._context, self._cells = parts.model, parts.context, parts.cells
+        self._launcher, self._admission = parts.launcher, parts.admission
+        self._embedder, self._grammars = parts.embedder, parts.grammars
+        self._n_ctx_slot = parts.n_ctx_slot
         self._running = self._admission.running  # the list itself, which admission alone writes
-        self._schedule = Schedule(context.n_batch, Ageing(age_s, quantum_s))
-        self._pace = Pace(context.n_batch)
-        self._recovery = Recovery(context, self._cells, self._fail)
+        self._schedule = Schedule(self._context.n_batch, Ageing(self.config.age_s, self.config.quantum_s))
+        self._pace = Pace(self._context.n_batch)
+        self._recovery = Recovery(self._context, self._cells, self._fail)
         self._thread.start()
 
     def stop(self) -> None:
@@ -479,19 +442,3 @@ def _without_choice(sequence: Sequence) -> Ending:
     if (failure := constraint.failure) is not None:
         return Failed(failure)
     return Completed(StopType.EOS) if constraint.is_over else _ALL_BANNED  # over: the model has no token for an end
-
-
-def _check(config: EngineConfig, n_ctx_slot: int) -> None:
-    if config.n_slots > max_sequences():
-        raise LoadFailed(f"--parallel is {config.n_slots}, and llama.cpp takes at most {max_sequences()}")
-    if config.n_batch < config.n_slots:
-        raise LoadFailed(f"--batch-size is {config.n_batch}, and must be at least --parallel, {config.n_slots}")
-    if n_ctx_slot < 2:
-        raise LoadFailed(f"--ctx-size leaves {n_ctx_slot} tokens to each of {config.n_slots} slots")
-
-
-def _n_ids(config: EngineConfig, model: Model) -> int:
-    """Of sequences in the cache: for those that run, for as many that are parked, and for those that stay for the sake
-    of others. Each costs a row of logits; where a state cannot be cut, it would cost the memory of a whole one."""
-    n_others = max(config.n_slots, MOST_IDLE) if model.facts.can_rewind else 0
-    return min(config.n_slots + n_others, max_sequences())

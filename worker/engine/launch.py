@@ -18,47 +18,38 @@ from worker.engine.cells import Cells, Ids
 from worker.engine.constraint import Masks, Matcher
 from worker.engine.grouping import UNGROUPED, Grouping
 from worker.engine.llama import Model
-from worker.engine.overflow import Shift, n_kept, n_shifted
+from worker.engine.overflow import FullContext, Shift
 from worker.engine.sampling import Sampler, Setting
 from worker.engine.scribe import answer
 from worker.engine.sequence import Clock, Completed, Limits, Sequence
 from worker.engine.task import GenerateTask
 from worker.engine.transcript import Transcript
 
-SHIFTED_CONTEXTS = 10
-"""Without an end of its own, a text that shifts goes on for so many contexts; ollama's number."""
-
 
 class Launcher:
-    """`n_ctx_slot` is the longest that a sequence can get, in tokens: a prompt must be shorter."""
+    """Of one model; `full_context` knows how long a sequence can get."""
 
     def __init__(
         self,
         model: Model,
         cells: Cells,
-        n_ctx_slot: int,
         masks: Masks,
+        full_context: FullContext,
         *,
         can_generate: bool = True,
-        shifts: bool = False,
-        shift_limit: int = 0,
         grouping: Grouping = UNGROUPED,
     ) -> None:
-        """`shifts` is for requests that say nothing of it; `shift_limit` is the most tokens that one which does may
-        choose, 0 for ten contexts. What is grouped does not shift."""
         self._model = model
         self._cells = cells
         self._masks = masks
-        self._n_ctx_slot = n_ctx_slot
+        self._full_context = full_context
         self._can_generate = can_generate
-        self._shifts = shifts
         self._grouping = grouping
-        self._shift_limit = shift_limit or SHIFTED_CONTEXTS * n_ctx_slot
-        self._setting = Setting(model.facts.n_vocab, n_ctx_slot, model.eog, model.facts.newline)
+        self._setting = Setting(model.facts.n_vocab, full_context.n_ctx, model.eog, model.facts.newline)
 
     def check(self, task: GenerateTask) -> SlotstreamError | None:
         """What would harm others if it got further. Intake says the same, earlier and better."""
-        n_prompt, n_ctx = len(task.prompt), self._n_ctx_slot
+        n_prompt, n_ctx = len(task.prompt), self._full_context.n_ctx
         if not self._can_generate:
             return NotSupported("this model generates no text: it only embeds")
         for param, ids in _ids(task):
@@ -92,7 +83,7 @@ class Launcher:
     def launch(self, task: GenerateTask, known: Ids, since: float, slot: int) -> Sequence:
         """Give a slot to a task that waits since then (monotonic seconds), and of which these tokens are known."""
         shift = self._shift(task)
-        tokens = np.zeros(self._n_ctx_slot + 1, dtype=np.int32)  # one more is known than is in a full context
+        tokens = np.zeros(self._full_context.n_ctx + 1, dtype=np.int32)  # one more is known than is in a full context
         tokens[: len(known)] = known
         resident = self._cells.place(
             tokens, len(known), may_reuse=task.request.cache_prompt, is_patient=task.lane is Lane.BULK
@@ -124,20 +115,11 @@ class Launcher:
         return self._limits(task).ending(task.produced[-1], n_decoded, len(task.prompt) + n_decoded)
 
     def _limits(self, task: GenerateTask) -> Limits:
-        n_most = self._n_ctx_slot
-        if self._shift(task) is not None:
-            n_most = max(n_most, len(task.prompt) + self._shift_limit)
+        n_most = self._full_context.n_most(task.request, len(task.prompt))
         return Limits(n_most, task.request.n_predict, self._model.eog)
 
     def _shift(self, task: GenerateTask) -> Shift | None:
-        request, n_ctx = task.request, self._n_ctx_slot
-        if not (self._shifts if request.shift is None else request.shift) or self._grouping.n > 1:
-            return None
-        kept = n_kept(request.n_keep, len(task.prompt), n_ctx, adds_bos=self._model.facts.adds_bos)
-        n_gone = n_shifted(n_ctx, kept, n_ctx, request.n_discard)
-        if not self._cells.can_shift:  # all that is left is computed again each time, so that should be seldom
-            n_gone = max(n_gone, n_shifted(n_ctx, kept, n_ctx))
-        return Shift(n_ctx, kept, n_gone)
+        return self._full_context.shift(task.request, len(task.prompt))
 
     def _transcript(self, task: GenerateTask) -> Transcript:
         """As it stands after what an earlier attempt produced."""

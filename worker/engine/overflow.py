@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from shared.jobs import Truncation
+from shared.jobs import Generation, Truncation
 
 LEAST_LEFT = 4
 """Tokens of a context that llama.cpp never lets be kept, so that something can go."""
+SHIFTED_CONTEXTS = 10
+"""Without an end of its own, a text that shifts goes on for so many contexts; ollama's number."""
 
 
 def n_kept(n_keep: int, n_prompt: int, n_ctx: int, *, adds_bos: bool) -> int:
@@ -67,3 +69,35 @@ class Shift(NamedTuple):
         """Of all tokens since the beginning, those that are known."""
         n_left = self.n_left(len(tokens))
         return tokens[: self.n_kept] + tokens[len(tokens) - n_left + self.n_kept :]
+
+
+class FullContext(NamedTuple):
+    """What a worker lets become of sequences that fill their context."""
+
+    n_ctx: int
+    shifts: bool = False
+    """Where the request does not say."""
+    shift_limit: int = 0
+    """Tokens that a sequence which shifts may choose at most; 0 for ten contexts."""
+    can_shift: bool = True
+    """Whatever the request says."""
+    is_moved: bool = True
+    """Whether what a shift leaves is moved; else all of it is computed again, which should be seldom."""
+    adds_bos: bool = False
+
+    def shift(self, request: Generation, n_prompt: int) -> Shift | None:
+        """What goes whenever the context of this request is full; None when the text ends there."""
+        is_wanted = self.shifts if request.shift is None else request.shift
+        if not (is_wanted and self.can_shift):
+            return None
+        kept = n_kept(request.n_keep, n_prompt, self.n_ctx, adds_bos=self.adds_bos)
+        n_gone = n_shifted(self.n_ctx, kept, self.n_ctx, request.n_discard)
+        if not self.is_moved:
+            n_gone = max(n_gone, n_shifted(self.n_ctx, kept, self.n_ctx))
+        return Shift(self.n_ctx, kept, n_gone)
+
+    def n_most(self, request: Generation, n_prompt: int) -> int:
+        """Tokens, those of the prompt included, with which a sequence ends at the latest."""
+        if self.shift(request, n_prompt) is None:
+            return self.n_ctx
+        return max(self.n_ctx, n_prompt + (self.shift_limit or SHIFTED_CONTEXTS * self.n_ctx))

@@ -46,7 +46,7 @@ class GenerateTask:
     breakers: tuple[tuple[int, ...], ...] = ()
     """Of `request.sampling.dry_sequence_breakers`: each is a token and those that must follow it, mostly none."""
     grammar: Grammar | None = None
-    """Of `request.constraint`, compiled."""
+    """Of `request.constraint`, for this sequence alone."""
     is_truncated: bool = False
     """The prompt was cut to fit."""
     queue_ms: float = 0.0

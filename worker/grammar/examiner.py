@@ -48,6 +48,8 @@ class Examiner:
     def examine(self, constraint: Constraint) -> Verdict:
         """Raises EngineFailed when no process can be had for it."""
         with self._lock:
+            if self._trial is not None and self._trial.poll() is not None:
+                self._end()  # somebody else ended it: no constraint is to blame
             trial = self._trial or self._start()
             with contextlib.suppress(EOFError, BrokenPipeError):
                 _send(trial, constraint)

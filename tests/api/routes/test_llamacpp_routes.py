@@ -157,6 +157,21 @@ async def test_timings_come_with_each_token_when_asked_for(api: Api) -> None:
     assert not any("timings" in piece for piece in pieces)
 
 
+async def test_how_a_prompt_gets_on_is_told_from_what_was_in_the_cache_on(api: Api, worker: ScriptedWorker) -> None:
+    lines: list[str] = []
+    request = {"prompt": "read a", "stream": True, "return_progress": True, "timings_per_token": True}
+    async with api.client.stream("POST", "/completion", json=request) as response:
+        async for line in response.aiter_lines():
+            lines.append(line)
+            if len(lines) > 4:
+                worker.go.set()
+    told = [piece for piece in data(lines) if "prompt_progress" in piece]
+    processed = [piece["prompt_progress"]["processed"] for piece in told]
+    assert processed[0] == 0 and processed == sorted(set(processed)) and len(processed) > 1
+    assert [piece["timings"]["prompt_n"] for piece in told] == processed
+    assert {(piece["content"], piece["stop"], len(piece["tokens"])) for piece in told} == {("", False, 0)}
+
+
 async def test_an_infill_is_answered_like_a_completion(api: Api) -> None:
     request = {"input_prefix": "say a|b", "input_suffix": "c", "seed": 7}
     body = (await api.client.post("/infill", json=request)).json()

@@ -20,6 +20,7 @@ from worker.engine.cells import Cells
 from worker.engine.constraint import Masks
 from worker.engine.launch import Launcher
 from worker.engine.llama import Model
+from worker.engine.overflow import FullContext
 
 N_CTX = 64
 
@@ -37,7 +38,7 @@ def masks(model: Model) -> Iterator[Masks]:
 
 
 def launcher(model: Model, masks: Masks) -> Launcher:
-    return Launcher(model, Cells(ScriptedCache(), 2, n_cells=100), N_CTX, masks)
+    return Launcher(model, Cells(ScriptedCache(), 2, n_cells=100), masks, FullContext(N_CTX))
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from shared.jobs import Truncation
-from worker.engine.overflow import Shift, n_kept, n_shifted, truncated
+from shared.jobs import Generation, Truncation
+from worker.engine.overflow import FullContext, Shift, n_kept, n_shifted, truncated
 
 
 def numbers(n: int) -> tuple[int, ...]:
@@ -107,3 +109,41 @@ def test_what_is_left_of_all_tokens_is_what_shifting_one_by_one_leaves(kept: int
         assert shift.left(numbers(token + 1)) == tuple(known)
         assert shift.n_left(token + 1) == len(known)
         assert shift.has_happened(token + 1) == (n_shifts > 0)
+
+
+@pytest.mark.parametrize(
+    ("rules", "asked", "n_gone"),
+    [
+        ({}, {}, None),
+        ({}, {"shift": True}, 50),
+        ({"shifts": True}, {}, 50),
+        ({"shifts": True}, {"shift": False}, None),
+        ({"shifts": True, "can_shift": False}, {"shift": True}, None),
+        ({}, {"shift": True, "n_keep": 20}, 40),
+        ({"adds_bos": True}, {"shift": True, "n_keep": 21}, 39),
+        ({}, {"shift": True, "n_discard": 3}, 3),
+        ({"is_moved": False}, {"shift": True, "n_discard": 3}, 50),
+        ({"is_moved": False}, {"shift": True, "n_discard": 80}, 80),
+    ],
+)
+def test_a_context_is_shifted_when_worker_and_request_agree(
+    rules: dict[str, Any], asked: dict[str, Any], n_gone: int | None
+) -> None:
+    shift = FullContext(100, **rules).shift(Generation(**asked), 30)
+    assert (shift and shift.n_gone) == n_gone
+
+
+@pytest.mark.parametrize(
+    ("rules", "shift", "n_most"),
+    [
+        ({}, False, 100),
+        ({}, True, 1030),
+        ({"shift_limit": 200}, True, 230),
+        ({"shift_limit": 2}, True, 100),
+        ({"shift_limit": 200}, False, 100),
+    ],
+)
+def test_a_text_that_shifts_has_an_end_and_not_before_its_context_has(
+    rules: dict[str, Any], shift: bool, n_most: int
+) -> None:
+    assert FullContext(100, **rules).n_most(Generation(shift=shift), 30) == n_most

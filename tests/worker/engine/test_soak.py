@@ -7,9 +7,10 @@ from pathlib import Path
 from shared.events import Answer, Failure, Tokens, Vector
 from shared.jobs import Lane, Sampling
 from tests.models import BYTE_EOS
+from tests.worker.engine.faulty import Decode, Fault, Faults
 from tests.worker.engine.harness import Recorded, config, plain_greedy, task
 from worker.engine import EmbedTask, EngineEvent, SequenceKey, Task
-from worker.engine.engine import MOST_IDLE
+from worker.engine.assembly import MOST_IDLE
 from worker.engine.resident import Standing
 
 SOAK_S = 6.0
@@ -29,11 +30,15 @@ def test_after_anything_at_all_every_task_has_one_ending_and_the_cache_is_as_it_
             discarded.add(key.job_id)
             recorded[0].engine.discard(key.job_id)
 
+    def fail(_decode: Decode) -> Fault | None:
+        is_failing = not is_over and dice.random() < 0.01
+        return dice.choice([Fault(-1), Fault(-3, is_halfway=True), Fault(1)]) if is_failing else None
+
     is_over: list[bool] = []
     discarded: set[str] = set()
     submitted: list[str] = []
     room = {"n_ctx": 640, "n_ctx_slot": 260, "n_batch": 48, "n_ubatch": 48, "age_s": 0.05, "quantum_s": 0.01}
-    with Recorded(config(byte_model, **room), meddle) as engine:
+    with Recorded(config(byte_model, **room, shift_limit=300), meddle, open_context=Faults(fail).open) as engine:
         recorded.append(engine)
         until = time.monotonic() + SOAK_S
         while time.monotonic() < until:
@@ -79,6 +84,9 @@ def _anything(dice: random.Random, job_id: str) -> Task:
         cache_prompt=dice.random() < 0.8,
         produced=tuple(dice.randrange(256) for _ in range(dice.choice([0, 0, 3]))),
         deadline=time.monotonic() + dice.choice([0.001, 5.0, 60.0]),
+        shift=dice.random() < 0.3,
+        n_keep=dice.choice([0, 5, -1]),
+        n_discard=dice.choice([0, 1, 50]),
     )
 
 

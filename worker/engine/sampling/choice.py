@@ -14,6 +14,7 @@ import numpy as np
 from worker.engine.sampling.feedback import Shares
 from worker.engine.sampling.gather import gather
 from worker.engine.sampling.noise import Noise
+from worker.engine.sampling.penalties import LARGEST_LOGIT
 from worker.engine.sampling.pool import NO_TOKEN, Floats, Pool, likeliest
 from worker.engine.sampling.sampler import Sampler, Telling
 from worker.engine.sampling.scores import Odds, Scores, scores_among
@@ -43,8 +44,7 @@ def _choose(logits: Floats, samplers: Sequence[Sampler], positions: Sequence[int
         for index, sampler in enumerate(samplers)
         if sampler.telling is Telling.MODEL
     }
-    for row, sampler in zip(logits, samplers, strict=True):
-        _prepare(row, sampler)
+    _prepare(logits, samplers)
     choices = [NO_CHOICE] * len(samplers)
     noise = Noise.at([sampler.seed for sampler in samplers], positions)
     for rows in _alike(samplers):
@@ -66,7 +66,7 @@ def _choose(logits: Floats, samplers: Sequence[Sampler], positions: Sequence[int
 def candidates(row: Floats, sampler: Sampler, position: int = 0) -> Pool:
     """What the chain leaves of one row of logits, which is changed."""
     with np.errstate(all="ignore"):
-        _prepare(row, sampler)
+        _prepare(row[None], [sampler])
         if sampler.chain.is_greedy:
             return Pool.of([likeliest(row, 1)], len(row))
         [(_, pool)] = gather(row[None], [0], [sampler])
@@ -74,11 +74,19 @@ def candidates(row: Floats, sampler: Sampler, position: int = 0) -> Pool:
         return pool
 
 
-def _prepare(row: Floats, sampler: Sampler) -> None:
-    """What is done to a whole row."""
-    sampler.bias(row)
-    for kind in sampler.chain.row_steps:
-        take_row_step(kind, row, sampler)
+def _prepare(logits: Floats, samplers: Sequence[Sampler]) -> None:
+    """What is done to whole rows, in place: biases, then constraints, then what changes a few tokens or all alike."""
+    biases = [(row, bias) for row, sampler in enumerate(samplers) if len((bias := sampler.bias).ids)]
+    if biases:
+        rows = np.repeat([row for row, _ in biases], [len(bias.ids) for _, bias in biases])
+        ids = np.concatenate([bias.ids for _, bias in biases])
+        values = np.concatenate([bias.values for _, bias in biases])
+        logits[rows, ids] = np.minimum(logits[rows, ids] + values, LARGEST_LOGIT)
+    for row, sampler in enumerate(samplers):
+        if sampler.constraint is not None:
+            sampler.constraint.mask(logits[row])
+        for kind in sampler.chain.row_steps:
+            take_row_step(kind, logits[row], sampler)
 
 
 def _alike(samplers: Sequence[Sampler]) -> Iterable[list[int]]:
@@ -144,10 +152,9 @@ def _narrow(pool: Pool, samplers: Sequence[Sampler], noise: Noise) -> dict[int, 
     for kind in samplers[0].chain.pool_steps:
         take_step(kind, pool, samplers, noise)
     lessons: dict[int, Shares] = {}
-    for row, sampler in enumerate(samplers):
-        n_left = int((pool.logits[row] > -np.inf).sum())
-        if sampler.feedback is not None and n_left:
-            narrowed = sampler.feedback.narrow(pool.logits[row, :n_left], pool.shares()[row, :n_left])
+    for row, feedback in enumerate(sampler.feedback for sampler in samplers):
+        if feedback is not None and (n_left := int(pool.counts()[row])):
+            narrowed = feedback.narrow(pool.logits[row, :n_left], pool.shares()[row, :n_left])
             pool.put(row, narrowed.columns, narrowed.logits)
             lessons[row] = narrowed.lessons
     return lessons

@@ -8,7 +8,8 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from functools import lru_cache
+from typing import Self
 
 from shared.jobs import SamplerKind, Sampling
 from worker.engine.sampling.dry import Repetition
@@ -100,8 +101,10 @@ class Parameters:
                 return False
 
 
-class Chain(NamedTuple):
-    """Which steps a row goes through; what changes nothing is left out. Rows of equal chains are computed together."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Chain:
+    """Which steps a row goes through; what changes nothing is left out. Rows of the same chain are computed together,
+    and there is one object for each, so that they are found quickly."""
 
     row_steps: tuple[SamplerKind, ...]
     """Those at the beginning that a whole row goes through, unsorted."""
@@ -114,14 +117,16 @@ class Chain(NamedTuple):
     def steps(self) -> tuple[SamplerKind, ...]:
         return self.row_steps + self.pool_steps
 
-    @classmethod
-    def of(cls, sampling: Sampling, parameters: Parameters, n_vocab: int) -> Self:
+    @staticmethod
+    def of(sampling: Sampling, parameters: Parameters, n_vocab: int) -> Chain:
         named = sampling.samplers if sampling.mirostat == 0 else (SamplerKind.TEMPERATURE,)
         steps = tuple(kind for kind in named if parameters.is_on(kind, n_vocab))
         on_rows = _ON_ROWS if parameters.temperature and parameters.has_fixed_temperature else _ON_ROWS_UNLESS_SCALED
         n_on_rows = next((index for index, kind in enumerate(steps) if kind not in on_rows), len(steps))
-        return cls(steps[:n_on_rows], steps[n_on_rows:], _is_greedy(parameters, steps[n_on_rows:]))
+        return _chain(steps[:n_on_rows], steps[n_on_rows:], _is_greedy(parameters, steps[n_on_rows:]))
 
+
+_chain = lru_cache(maxsize=1024)(Chain)
 
 _ON_ROWS_UNLESS_SCALED = {SamplerKind.PENALTIES, SamplerKind.DRY, SamplerKind.TOP_N_SIGMA}
 _ON_ROWS = _ON_ROWS_UNLESS_SCALED | {SamplerKind.TEMPERATURE}

@@ -154,14 +154,14 @@ def by_chunks(logits: Floats, rows: Sequence[int], ks: Sequence[int]) -> Pool:
     bounds = np.partition(maxima, N_CHUNKS - k, axis=1)[:, N_CHUNKS - k]
     bounds = np.maximum(bounds, np.finfo(np.float32).min)
     bounds[~np.isfinite(maxima.max(axis=1))] = np.nan  # which nothing reaches
-    found_rows, chunks = np.nonzero(maxima >= bounds[:, None])
-    ids = chunks[:, None] + np.arange(-(-n_vocab // N_CHUNKS)) * N_CHUNKS
-    beyond = ids >= n_vocab
-    ids[beyond] = 0
-    row_starts = np.array(rows)[found_rows] * n_vocab
-    values = logits.reshape(-1).take(ids + row_starts[:, None])
-    at, blocks = np.nonzero((values >= bounds[found_rows][:, None]) & ~beyond)
-    return _packed(found_rows[at], ids[at, blocks], values[at, blocks], np.array(ks), n_vocab)
+    found = np.flatnonzero(maxima >= bounds[:, None])
+    found_rows, chunks = np.divmod(found, N_CHUNKS)
+    blocks = np.arange(0, n_vocab, N_CHUNKS)
+    starts = np.array(rows)[found_rows] * n_vocab + chunks
+    values = logits.reshape(-1).take(blocks[:, None] + starts, mode="clip")
+    values[-1, chunks + blocks[-1] >= n_vocab] = -np.inf  # the last ids of some chunks are beyond the row
+    block, at = np.divmod(np.flatnonzero(values >= bounds[found_rows]), len(chunks))
+    return _packed(found_rows[at], chunks[at] + blocks[block], values[block, at], np.array(ks), n_vocab)
 
 
 def _chunk_maxima(logits: Floats, rows: Sequence[int]) -> Floats:
@@ -179,15 +179,16 @@ def _chunk_maxima(logits: Floats, rows: Sequence[int]) -> Floats:
 
 
 def _packed(rows: Ids, ids: Ids, values: Floats, ks: Ids, n_vocab: int) -> Pool:
-    """Of loose candidates, whose `rows` rise: the k likeliest of each row."""
+    """Of loose candidates, in any order: the k likeliest of each row."""
+    order = np.argsort(rows, kind="stable")
+    rows = rows[order]
     counts = np.bincount(rows, minlength=len(ks))
     columns = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-    width = max(1, int(counts.max()))
-    packed_ids = np.zeros((len(ks), width), dtype=np.int64)
-    packed = np.full((len(ks), width), -np.inf, dtype=np.float32)
-    packed_ids[rows, columns], packed[rows, columns] = ids, values
+    packed_ids = np.zeros((len(ks), max(1, int(counts.max()))), dtype=np.int64)
+    packed = np.full(packed_ids.shape, -np.inf, dtype=np.float32)
+    packed_ids[rows, columns], packed[rows, columns] = ids[order], values[order]
     packed_ids, packed = ranked(packed_ids, packed)
-    width = min(width, int(ks.max()))
-    pool = Pool(packed_ids[:, :width], packed[:, :width], np.full(len(ks), n_vocab))
+    pool = Pool(packed_ids, packed, np.full(len(ks), n_vocab))
     pool.cut(ks)
+    pool.trim()
     return pool

@@ -16,7 +16,7 @@ from shared.jobs import SamplerKind, Sampling
 from worker.engine.sampling.dry import Dry, breakers_of
 from worker.engine.sampling.feedback import feedback_of
 from worker.engine.sampling.parameters import Chain, Parameters, finite
-from worker.engine.sampling.penalties import LARGEST_LOGIT, Penalties
+from worker.engine.sampling.penalties import Penalties
 from worker.engine.sampling.pool import Floats, Ids
 from worker.engine.task import GenerateTask
 
@@ -49,6 +49,27 @@ class Constraining(Protocol):
 
     def accept(self, token: int) -> None:
         """This one comes next."""
+
+
+class Bias(NamedTuple):
+    """What is added to the logits of some tokens of one row."""
+
+    ids: Ids
+    values: Floats
+
+    @classmethod
+    def of(cls, biases: Iterable[tuple[int, float | None]], banned: frozenset[int], n_vocab: int) -> Bias:
+        """Several for one id add up; those outside the vocabulary are ignored, as is what is no number."""
+        sums: dict[int, float] = {}
+        for token, bias in biases:
+            if 0 <= token < n_vocab:
+                sums[token] = sums.get(token, 0.0) + (-np.inf if bias is None else finite(bias, 0.0))
+        sums.update(dict.fromkeys(banned, -np.inf))
+        ids = np.fromiter(sums.keys(), dtype=np.int64, count=len(sums))
+        return cls(ids, np.fromiter(sums.values(), dtype=np.float32, count=len(sums)))
+
+
+NO_BIAS = Bias.of((), frozenset(), 0)
 
 
 class Reshaping(Protocol):
@@ -98,7 +119,7 @@ class Sampler:
         self.n_probs = min(n_probs, setting.n_vocab)
         self.constraint = constraint
         self.reshaping = _reshaping(sampling, self.parameters, self.chain, setting, breakers)
-        self._biases = _Biases.of(biases, setting.eog if sampling.ignore_eos else frozenset(), setting.n_vocab)
+        self._bias = Bias.of(biases, setting.eog if sampling.ignore_eos else frozenset(), setting.n_vocab)
 
     @classmethod
     def of(cls, task: GenerateTask, setting: Setting, constraint: Constraining | None = None) -> Self:
@@ -143,14 +164,10 @@ class Sampler:
         if self.constraint is not None:
             self.constraint.accept(token)
 
-    def bias(self, row: Floats) -> None:
-        """Apply biases and the constraint to a row of logits, in place."""
-        if self.constraint is None:
-            self._biases.apply(row)
-            return
-        if not self.constraint.is_over:
-            self._biases.apply(row)
-        self.constraint.mask(row)
+    @property
+    def bias(self) -> Bias:
+        """What is added to the next row. What is over must end, also when ends are banned."""
+        return NO_BIAS if self.constraint is not None and self.constraint.is_over else self._bias
 
 
 def _reshaping(
@@ -171,23 +188,3 @@ def _reshaping(
 def _size(n_last: int, setting: Setting) -> int:
     """Tokens of a window; none is larger than the context."""
     return setting.n_ctx if n_last < 0 else min(n_last, setting.n_ctx)
-
-
-class _Biases(NamedTuple):
-    ids: Ids
-    values: Floats
-
-    @classmethod
-    def of(cls, biases: Iterable[tuple[int, float | None]], banned: frozenset[int], n_vocab: int) -> _Biases:
-        """Several for one id add up; those outside the vocabulary are ignored, as is what is no number."""
-        sums: dict[int, float] = {}
-        for token, bias in biases:
-            if 0 <= token < n_vocab:
-                sums[token] = sums.get(token, 0.0) + (-np.inf if bias is None else finite(bias, 0.0))
-        sums.update(dict.fromkeys(banned, -np.inf))
-        ids = np.fromiter(sums.keys(), dtype=np.int64, count=len(sums))
-        return cls(ids, np.fromiter(sums.values(), dtype=np.float32, count=len(sums)))
-
-    def apply(self, row: Floats) -> None:
-        if len(self.ids):
-            row[self.ids] = np.minimum(row[self.ids] + self.values, LARGEST_LOGIT)

@@ -1,0 +1,47 @@
+"""llama.cpp as typed values: the only package that imports `llama_cpp`, and the only one that holds native pointers.
+
+`Model` may be used from any thread. A `Context` belongs to the thread that decodes. What is expected of a decode
+(no room, a bad batch) comes back as an outcome; what makes a start impossible is raised as `LoadFailed`.
+
+Every call is guarded here or before: token ids by `Model.has_tokens`, for a whole task in `launch` and `embedding`;
+ids of sequences by the context; positions and the size of a batch by `cells` and `plan`, which know no client; texts
+go with their length.
+"""
+
+from worker.engine.llama.backend import Floats, Ids, LoadFailed, max_sequences
+from worker.engine.llama.batch import Piece
+from worker.engine.llama.context import (
+    Context,
+    Decoded,
+    DecodeFailed,
+    Interrupted,
+    OpenContext,
+    Outcome,
+    OutOfCells,
+)
+from worker.engine.llama.facts import FillTokens, ModelFacts
+from worker.engine.llama.interrupt import Interrupt
+from worker.engine.llama.model import Model, model_pooling
+from worker.engine.llama.params import CACHE_TYPES, ContextParams
+
+__all__ = [
+    "CACHE_TYPES",
+    "Context",
+    "ContextParams",
+    "DecodeFailed",
+    "Decoded",
+    "FillTokens",
+    "Floats",
+    "Ids",
+    "Interrupt",
+    "Interrupted",
+    "LoadFailed",
+    "Model",
+    "ModelFacts",
+    "OpenContext",
+    "OutOfCells",
+    "Outcome",
+    "Piece",
+    "max_sequences",
+    "model_pooling",
+]

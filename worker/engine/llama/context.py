@@ -1,0 +1,228 @@
+"""A KV cache and what computes with it; what comes of a decode."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import llama_cpp
+import numpy as np
+
+from worker.engine.llama import backend
+from worker.engine.llama.backend import Floats, Ids, LoadFailed
+from worker.engine.llama.batch import Batch, Piece
+from worker.engine.llama.interrupt import Interrupt
+from worker.engine.llama.model import Model
+from worker.engine.llama.params import ContextParams
+
+
+class Decoded(NamedTuple):
+    """The batch is in the cache. `logits` is a view, one row for each piece that wanted them, in the order of the
+    pieces; it may be written to and is valid until the next decode."""
+
+    logits: Floats
+
+
+class OutOfCells(NamedTuple):
+    """No room for this batch; the cache is as it was before."""
+
+
+class DecodeFailed(NamedTuple):
+    """llama.cpp refused or lost the batch; parts of it may be in the cache."""
+
+    reason: str
+
+
+class Interrupted(NamedTuple):
+    """It was ended halfway; parts of it may be in the cache."""
+
+
+Outcome = Decoded | OutOfCells | DecodeFailed | Interrupted
+
+
+class Context:
+    """A KV cache and what computes with it: one unified cache for all sequences. For one thread."""
+
+    def __init__(self, pointer: Any, model: Model, params: ContextParams) -> None:
+        self._pointer = pointer
+        self._memory = llama_cpp.llama_get_memory(pointer)
+        self._model = model
+        self._params = params
+        self._batch = Batch(params.n_batch)
+        self.n_ctx: int = llama_cpp.llama_n_ctx(pointer)
+        """KV cells; llama.cpp rounds what was asked for up."""
+        self.n_batch = params.n_batch
+        self.n_embd: int = llama_cpp.llama_model_n_embd_out(model.pointer)
+
+    @classmethod
+    def open(cls, model: Model, params: ContextParams) -> Self:
+        """LoadFailed when the parameters do not go together or memory is short."""
+        return cls(_new_context(model, params), model, params)
+
+    def reopen(self) -> None:
+        """Be as if just opened: whatever was in the cache, or wrong with it, is gone. LoadFailed when it cannot be had
+        or does not compute; then it may be tried again."""
+        self.close()
+        self._pointer = _new_context(self._model, self._params)
+        self._memory = llama_cpp.llama_get_memory(self._pointer)
+        self.warm_up()
+
+    def close(self) -> None:
+        if self._pointer:
+            llama_cpp.llama_free(self._pointer)
+            self._pointer = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def warm_up(self) -> None:
+        """Touch the weights once, so that the first request does not wait for the disk. Leaves the cache empty.
+        LoadFailed when what comes of it is of no use."""
+        if not self.can_generate:
+            return
+        outcome = self.decode([Piece(0, 0, np.zeros(1, dtype=np.int32), True)])
+        if not isinstance(outcome, Decoded):
+            raise LoadFailed(f"the model cannot compute: {getattr(outcome, 'reason', 'there is no room for a token')}")
+        if np.isnan(outcome.logits).any():
+            raise LoadFailed("the model computes what are not numbers")
+        self.clear()
+
+    def decode(self, pieces: Sequence[Piece], interrupt: Interrupt | None = None) -> Outcome:
+        """Compute the pieces as one batch of at most `n_batch` tokens. Releases the GIL meanwhile."""
+        n_outputs = self._batch.fill(pieces)
+        match self._compute(interrupt):
+            case 0:
+                logits = self._logits(n_outputs)
+                return DecodeFailed("llama.cpp gave no logits") if logits is None else Decoded(logits)
+            case 1:
+                return OutOfCells()
+            case 2 if interrupt is not None:
+                return Interrupted()
+            case code:
+                return DecodeFailed(_failure(code))
+
+    def _compute(self, interrupt: Interrupt | None) -> int:
+        """Decode the batch as it is filled, or encode it where the model has no cache. Returns llama.cpp's code."""
+        with self._heeding(interrupt):
+            return int(llama_cpp.llama_decode(self._pointer, self._batch.native))
+
+    @contextlib.contextmanager
+    def _heeding(self, interrupt: Interrupt | None) -> Iterator[None]:
+        """What is computed within ends when the interrupt is set; without one, by nothing."""
+        if interrupt is None:
+            yield
+            return
+        llama_cpp.llama_set_abort_callback(self._pointer, Interrupt.ASK, interrupt.address)
+        try:
+            yield
+        finally:
+            llama_cpp.llama_set_abort_callback(self._pointer, Interrupt.ASK_NOTHING, None)
+
+    def embed(self, tokens: Ids) -> Floats | DecodeFailed:
+        """The pooled vector of one whole input; the context must have been opened for embeddings.
+
+        One input a decode: in a common batch each shifts its neighbours' sums by a rounding, which the quantization
+        of activations then blows up to 1e-3. Nothing stays in the cache.
+        """
+        self._batch.fill((Piece(0, 0, tokens, False),), all_outputs=True)
+        self.clear()
+        if (code := self._compute(None)) != 0:
+            return DecodeFailed(_failure(code))
+        pointer = llama_cpp.llama_get_embeddings_seq(self._pointer, 0)
+        if not pointer:
+            return DecodeFailed("llama.cpp gave no embedding")
+        vector: Floats = np.ctypeslib.as_array(pointer, shape=(self.n_embd,)).copy()
+        return vector
+
+    def truncate(self, seq_id: int, n_kept: int) -> bool:
+        """Drop all positions of a sequence from `n_kept` on; False when the model cannot and all must go."""
+        if self._model.facts.n_swa and 0 < n_kept < self.length(seq_id):
+            return False  # cells that have left the window may be another's by now, and would be in it again
+        return bool(llama_cpp.llama_memory_seq_rm(self._memory, self._checked(seq_id), n_kept, -1))
+
+    def share(self, source: int, target: int, start: int, end: int) -> None:
+        """Let `target` have positions [start, end) of `source` too. Costs no cells."""
+        llama_cpp.llama_memory_seq_cp(self._memory, self._checked(source), self._checked(target), start, end)
+
+    @property
+    def n_cells(self) -> int:
+        """Of the KV cache: one a token; a state that is recurrent takes none."""
+        return sys.maxsize if llama_cpp.llama_model_is_recurrent(self._model.pointer) else self.n_ctx
+
+    @property
+    def can_generate(self) -> bool:
+        """Without a cache there is nothing to go on from; and what has an encoder wants more than a prompt."""
+        return bool(self._memory) and not llama_cpp.llama_model_has_encoder(self._model.pointer)
+
+    @property
+    def can_shift(self) -> bool:
+        """Whether tokens can be moved to other positions; llama.cpp ends the process where they cannot. A sliding
+        window would be moved to tokens that it has lost, and a state knows no positions."""
+        return self._model.facts.can_rewind and bool(llama_cpp.llama_memory_can_shift(self._memory))
+
+    def shift(self, seq_id: int, start: int, end: int) -> None:
+        """Drop positions [start, end) and move up what is behind, for all sequences that have it."""
+        assert self.can_shift
+        assert 0 <= start < end
+        llama_cpp.llama_memory_seq_rm(self._memory, self._checked(seq_id), start, end)
+        llama_cpp.llama_memory_seq_add(self._memory, seq_id, end, -1, start - end)
+
+    def divide(self, seq_id: int, start: int, n: int) -> None:
+        """Let each `n` of the positions from `start` on be one, for all sequences that have them."""
+        assert self.can_shift
+        assert start >= 0 < n
+        # Moved up first, so that dividing leaves them where they began.
+        llama_cpp.llama_memory_seq_add(self._memory, self._checked(seq_id), start, -1, start * (n - 1))
+        llama_cpp.llama_memory_seq_div(self._memory, seq_id, start * n, -1, n)
+
+    def length(self, seq_id: int) -> int:
+        """Positions that a sequence has in the cache."""
+        return 1 + int(llama_cpp.llama_memory_seq_pos_max(self._memory, self._checked(seq_id)))
+
+    def _checked(self, seq_id: int) -> int:
+        """llama.cpp takes -1 for all sequences, and ends the process at ids that it does not have."""
+        assert 0 <= seq_id < self._params.n_seq_max
+        return seq_id
+
+    def clear(self) -> None:
+        llama_cpp.llama_memory_clear(self._memory, False)
+
+    def _logits(self, n_rows: int) -> Floats | None:
+        n_vocab = self._model.facts.n_vocab
+        if n_rows == 0:
+            return np.empty((0, n_vocab), dtype=np.float32)
+        pointer = llama_cpp.llama_get_logits(self._pointer)
+        if not pointer:
+            return None
+        logits: Floats = np.ctypeslib.as_array(pointer, shape=(n_rows, n_vocab))
+        return logits
+
+
+def _new_context(model: Model, params: ContextParams) -> Any:
+    backend.forget_errors()
+    pointer = llama_cpp.llama_init_from_model(model.pointer, params.to_native())
+    if not pointer:
+        raise LoadFailed(f"llama.cpp cannot make a context of {params.n_ctx} cells{backend.because()}")
+    return pointer
+
+
+def _failure(code: int) -> str:
+    reasons = {
+        -1: "llama.cpp refused the batch as invalid",
+        2: "llama.cpp ended the batch halfway, unasked",
+        -2: "llama.cpp had no memory for the batch",
+        -3: "llama.cpp failed to compute the batch",
+    }
+    return reasons.get(code, f"llama.cpp failed with code {code}")
+
+
+OpenContext = Callable[[Model, ContextParams], Context]
+"""How a context is had: `Context.open`, or what a test puts in its place."""

@@ -1,0 +1,130 @@
+"""What a model says of itself, read once when it is loaded."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import llama_cpp
+
+
+class FillTokens(NamedTuple):
+    """What a model was taught to mark the sides of a gap with, which it fills; -1 where it has no such token."""
+
+    prefix: int = -1
+    suffix: int = -1
+    middle: int = -1
+    repository: int = -1
+    separator: int = -1
+    """Before each file's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a model says of itself. `size` is in bytes; an id is -1 when the model has no such token."""
+
+    path: Path
+    architecture: str
+    description: str
+    n_vocab: int
+    n_ctx_train: int
+    n_embd: int
+    n_params: int
+    size: int
+    vocab_type: int
+    ftype: str
+    chat_template: str
+    bos: int
+    eos: int
+    newline: int
+    bos_token: str
+    eos_token: str
+    adds_bos: bool
+    can_rewind: bool
+    """Whether a sequence can lose its end and lend its beginning: not so when the state of a model is recurrent
+    or its attention window slides."""
+    fill: FillTokens = field(default_factory=FillTokens)
+    n_swa: int = 0
+    """Width of the sliding window in tokens; 0 for none."""
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+def read_facts(pointer: Any, vocab: Any, path: Path) -> ModelFacts:
+    metadata = _metadata(pointer)
+    template = llama_cpp.llama_model_chat_template(pointer, None)
+    bos, eos = llama_cpp.llama_vocab_bos(vocab), llama_cpp.llama_vocab_eos(vocab)
+    return ModelFacts(
+        path=path,
+        architecture=metadata.get("general.architecture", ""),
+        description=_description(pointer),
+        n_vocab=llama_cpp.llama_vocab_n_tokens(vocab),
+        n_ctx_train=llama_cpp.llama_model_n_ctx_train(pointer),
+        n_embd=llama_cpp.llama_model_n_embd(pointer),
+        n_params=llama_cpp.llama_model_n_params(pointer),
+        size=llama_cpp.llama_model_size(pointer),
+        vocab_type=llama_cpp.llama_vocab_type(vocab),
+        ftype=_ftype(llama_cpp.llama_model_ftype(pointer)),
+        chat_template=template.decode("utf-8", "replace") if template else "",
+        bos=bos,
+        eos=eos,
+        newline=llama_cpp.llama_vocab_nl(vocab),
+        bos_token=token_piece(vocab, bos, True).decode("utf-8", "replace") if bos >= 0 else "",
+        eos_token=token_piece(vocab, eos, True).decode("utf-8", "replace") if eos >= 0 else "",
+        adds_bos=bool(llama_cpp.llama_vocab_get_add_bos(vocab)),
+        can_rewind=not (
+            llama_cpp.llama_model_is_recurrent(pointer)
+            or llama_cpp.llama_model_is_hybrid(pointer)
+            or llama_cpp.llama_model_n_swa(pointer) > 0
+        ),
+        fill=FillTokens(
+            prefix=llama_cpp.llama_vocab_fim_pre(vocab),
+            suffix=llama_cpp.llama_vocab_fim_suf(vocab),
+            middle=llama_cpp.llama_vocab_fim_mid(vocab),
+            repository=llama_cpp.llama_vocab_fim_rep(vocab),
+            separator=llama_cpp.llama_vocab_fim_sep(vocab),
+        ),
+        n_swa=llama_cpp.llama_model_n_swa(pointer),
+        metadata=metadata,
+    )
+
+
+def _metadata(pointer: Any) -> dict[str, str]:
+    def read(get: Any, index: int) -> str:
+        room = 256
+        while True:
+            text = ctypes.create_string_buffer(room)
+            n: int = get(pointer, index, text, room)
+            if n < room:
+                return text.raw[: max(n, 0)].decode("utf-8", "replace")
+            room = n + 1
+
+    return {
+        read(llama_cpp.llama_model_meta_key_by_index, index): read(llama_cpp.llama_model_meta_val_str_by_index, index)
+        for index in range(llama_cpp.llama_model_meta_count(pointer))
+    }
+
+
+def _description(pointer: Any) -> str:
+    text = ctypes.create_string_buffer(256)
+    llama_cpp.llama_model_desc(pointer, text, len(text))
+    return text.value.decode("utf-8", "replace")
+
+
+def _ftype(number: int) -> str:
+    """`Q4_1` and the like. The bit 1024 says that the loader guessed."""
+    for name, value in vars(llama_cpp).items():
+        if name.startswith("LLAMA_FTYPE_") and value == number & ~1024:
+            return str(name).removeprefix("LLAMA_FTYPE_").removeprefix("MOSTLY_").removeprefix("ALL_")
+    return ""
+
+
+def token_piece(vocab: Any, token: int, special: bool) -> bytes:
+    room = 64
+    while True:
+        text = ctypes.create_string_buffer(room)
+        n = llama_cpp.llama_token_to_piece(vocab, token, text, room, 0, special)
+        if n >= 0:
+            return text.raw[:n]
+        room = -n

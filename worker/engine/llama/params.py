@@ -1,0 +1,84 @@
+"""What a context is made with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import llama_cpp
+
+from worker.engine.config import EngineConfig, Pooling
+from worker.engine.llama.backend import LoadFailed
+
+
+@dataclass(frozen=True, slots=True)
+class ContextParams:
+    """What a context is made with; plain values of `EngineConfig`, resolved against the model."""
+
+    n_ctx: int
+    n_batch: int
+    n_ubatch: int
+    n_seq_max: int
+    """Ids of sequences: those below."""
+    n_threads: int
+    n_threads_batch: int
+    flash_attention: str = "auto"
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+    pooling: Pooling | None = None
+    """Set: the context gives embeddings instead of logits."""
+
+    @classmethod
+    def to_generate(cls, config: EngineConfig, n_ctx: int, n_ids: int) -> Self:
+        return cls(
+            n_ctx=n_ctx,
+            n_batch=min(config.n_batch, n_ctx),
+            n_ubatch=min(config.n_ubatch, n_ctx),
+            n_seq_max=n_ids,
+            n_threads=config.n_threads,
+            n_threads_batch=config.n_threads_batch,
+            flash_attention=config.flash_attention,
+            cache_type_k=config.cache_type_k,
+            cache_type_v=config.cache_type_v,
+        )
+
+    @classmethod
+    def to_embed(cls, config: EngineConfig, pooling: Pooling) -> Self:
+        """A sequence is pooled within one ubatch, so this is all the cells that a decode can use."""
+        return cls(
+            n_ctx=config.n_ubatch,
+            n_batch=config.n_ubatch,
+            n_ubatch=config.n_ubatch,
+            n_seq_max=1,
+            n_threads=config.n_threads_batch,
+            n_threads_batch=config.n_threads_batch,
+            flash_attention=config.flash_attention,
+            pooling=pooling,
+        )
+
+    def to_native(self) -> Any:
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx = self.n_ctx
+        params.n_batch = max(self.n_batch, self.n_seq_max)  # llama.cpp aborts if it is less
+        params.n_ubatch = self.n_ubatch
+        params.n_seq_max = self.n_seq_max
+        params.n_threads = self.n_threads
+        params.n_threads_batch = self.n_threads_batch
+        params.flash_attn_type = {"auto": -1, "off": 0, "on": 1}[self.flash_attention]
+        params.type_k = _cache_type(self.cache_type_k)
+        params.type_v = _cache_type(self.cache_type_v)
+        params.kv_unified = True
+        params.no_perf = True
+        params.embeddings = self.pooling is not None
+        if self.pooling is not None:
+            params.pooling_type = {"mean": 1, "cls": 2, "last": 3}[self.pooling]
+        return params
+
+
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+
+
+def _cache_type(name: str) -> int:
+    if name not in CACHE_TYPES:
+        raise LoadFailed(f"cache type {name!r} is none of {', '.join(CACHE_TYPES)}")
+    return {"bf16": 30}.get(name) or int(getattr(llama_cpp, f"GGML_TYPE_{name.upper()}"))
