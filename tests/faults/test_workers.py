@@ -286,6 +286,31 @@ async def test_07_a_decode_thread_that_hangs_loses_its_job_and_ends_its_worker(
     assert job["status"] == "cancelled"
 
 
+BROKEN = """
+import sys
+from worker.__main__ import main
+from worker.engine.llama import Context
+compute, calls = Context._compute, []
+def fail(self, interrupt):
+    calls.append(None)
+    return compute(self, interrupt) if len(calls) < 100 else -3
+Context._compute = fail
+sys.exit(main())
+"""
+
+
+@pytest.mark.slow
+async def test_07_a_worker_that_can_compute_no_more_ends_and_its_job_goes_on_elsewhere(stack: Stack) -> None:
+    [first] = await start_workers(stack, 1, program=BROKEN)
+    job_id = await make_job(stack, ask(n_predict=300), priority="interactive")
+    assert await first.wait() == 1
+    await start_workers(stack, 1)
+    assert "there is no new context to be had" in first.log
+    tokens, job = await follow(stack, job_id)
+    check_gapless(tokens)
+    assert (job["status"], job["attempts"]) == ("succeeded", 2)
+
+
 async def busiest_thread(pid: int) -> int:
     """The one that decodes."""
 
