@@ -72,7 +72,6 @@ class Turn:
     n_groups: int
     seconds: float
     n_computed: int
-    texts: tuple[str, ...]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -167,7 +166,7 @@ async def _turn(server: Server, n_groups: int, number: int, shape: Shape) -> Tur
         assert answer["tokens_predicted"] == shape.n_predict, answer
         assert timings["cache_n"] + timings["prompt_n"] == len(prompt), timings
     n_computed = sum(answer["timings"]["prompt_n"] for answer in answers)
-    return Turn(server.name, n_groups, seconds, n_computed, tuple(answer["content"] for answer in answers))
+    return Turn(server.name, n_groups, seconds, n_computed)
 
 
 def _say(text: str) -> None:
@@ -175,7 +174,7 @@ def _say(text: str) -> None:
 
 
 def report(turns: Sequence[Turn], shape: Shape) -> str:
-    """A row for each server and number of groups; below, how often both said the same."""
+    """A row for each server and number of groups."""
     rows = []
     for n_groups in dict.fromkeys(turn.n_groups for turn in turns):
         ours = [turn for turn in turns if turn.n_groups == n_groups and turn.server == OURS]
@@ -196,19 +195,10 @@ def report(turns: Sequence[Turn], shape: Shape) -> str:
     columns += [Column("of the ideal"), Column("seconds"), Column("times the peer's speed")]
     return (
         f"{table(columns, rows)}\n  a group: {shape.n_requests} requests of {shape.n_shared} shared and {shape.n_own}"
-        f" own tokens, {shape.n_predict} out; {shape.n_slots} slots, {shape.n_ctx} cells{_agreement(turns)}"
+        f" own tokens, {shape.n_predict} out; {shape.n_slots} slots, {shape.n_ctx} cells"
     )
 
 
 def _ratio(turns: Sequence[Turn], peers: Sequence[Turn]) -> float:
     """Round by round, since a machine's speed drifts."""
     return median(peer.seconds / turn.seconds for turn, peer in zip(turns, peers, strict=True))
-
-
-def _agreement(turns: Sequence[Turn]) -> str:
-    peers = [turn for turn in turns if turn.server == PEER]
-    if not peers:
-        return ""
-    ours = [turn for turn in turns if turn.server == OURS]
-    pairs = [pair for turn, peer in zip(ours, peers, strict=True) for pair in zip(turn.texts, peer.texts, strict=True)]
-    return f"\n  {sum(own == peer for own, peer in pairs)} of {len(pairs)} greedy texts are the same as the peer's"

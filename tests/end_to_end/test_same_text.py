@@ -69,12 +69,13 @@ async def worker(stack: Stack) -> Role:
     return await start_worker(stack)
 
 
+@pytest.mark.timeout(120)
 async def test_greedy_text_is_that_of_llama_server(stack: Stack, worker: Role) -> None:
     """All at once: each in a slot, beside seven others or waiting for them."""
 
     async def ask(text: dict[str, Any]) -> tuple[str, str, int, str]:
         body = GREEDY["request"] | {"prompt": text["prompt"], "n_predict": text["n_predict"]}
-        said = (await stack.http.post("/completion", json=body, timeout=55)).json()
+        said = (await stack.http.post("/completion", json=body, timeout=110)).json()
         return text["name"], said["content"], said["tokens_predicted"], said["stop_type"]
 
     said = await asyncio.gather(*(ask(text) for text in GREEDY["texts"]))

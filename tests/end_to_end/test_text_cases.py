@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 import jsonschema
@@ -221,6 +222,12 @@ async def test_c42_an_object_is_an_object(served: Stack) -> None:
     body = {"messages": HI, "max_tokens": 100, "temperature": 1, "seed": 5, "response_format": {"type": "json_object"}}
     (choice,) = (await answer(served, body, "/v1/chat/completions"))["choices"]
     check_kept(choice["message"]["content"], {"type": "object"}, is_whole=choice["finish_reason"] == "stop")
+
+
+async def test_a_regular_expression_is_kept(served: Stack) -> None:
+    body = {"prompt": "Hi", "regex": "[0-9]{3}-(é|日本)+x", "n_predict": 60, "temperature": 1, "seed": 6}
+    said = await say(served, body)
+    assert (said["stop_type"], bool(re.fullmatch(body["regex"], said["content"]))) == ("eos", True)
 
 
 def check_kept(text: str, schema: Any, *, is_whole: bool) -> None:

@@ -64,12 +64,12 @@ class Crowd:
                 faults = [f"{type(error).__name__}: {error}"]
             self.done[errand.kind] += 1
             for fault in faults:
-                self._tell(errand.kind, f"{fault}; asked: {str(errand.body)[:300]}")
+                self._tell(errand.kind, f"{fault[:600]}; asked: {_shown(errand)}")
 
     def _tell(self, kind: str, what: str) -> None:
         self.n_faults += 1
         if len(self.faults) < MOST_KEPT:
-            self.faults.append(Fault(kind, what[:1000]))
+            self.faults.append(Fault(kind, what))
 
     async def _run(self, errand: Errand) -> list[str]:
         if errand.leaves_after_s is not None:
@@ -91,13 +91,16 @@ class Crowd:
     async def _listen(self, errand: Errand) -> list[str]:
         request = _sent(errand, stream=True)
         async with self._stack.http.stream("POST", errand.path, **request, timeout=PATIENCE_S) as response:
-            if response.status_code not in errand.statuses:
-                return [f"status {response.status_code}: {(await response.aread()).decode()}"]
+            if response.status_code != 200:
+                text = (await response.aread()).decode()
+                return [] if response.status_code in errand.statuses else [f"status {response.status_code}: {text}"]
             lines = [line[6:] async for line in response.aiter_lines() if line.startswith("data: ")]
-        if response.status_code != 200:
-            return []
         is_done = lines[-1:] == ["[DONE]"]
-        return faults_of_stream(errand, [json.loads(line) for line in lines[: -1 if is_done else None]], is_done)
+        events = [json.loads(line) for line in lines[: -1 if is_done else None]]
+        if 200 not in errand.statuses:  # headers do not wait for ever for a worker's yes or no
+            code = events[-1].get("error", {}).get("code")
+            return [] if code in errand.statuses else [f"the stream ended with {events[-1]}"]
+        return faults_of_stream(errand, events, is_done)
 
     async def _have_done(self, errand: Errand) -> list[str]:
         order = {"endpoint": errand.path, "body": errand.body}
@@ -138,6 +141,14 @@ class Crowd:
                 self._tell("probe", f"{type(error).__name__}: {error}")
             self.probes.append((asked, time.monotonic() - asked))
             await asyncio.sleep(PROBE_EVERY_S)
+
+
+def _shown(errand: Errand) -> str:
+    """What was asked and how, with the length of a long prompt for itself."""
+    if isinstance(errand.body, bytes):
+        return repr(errand.body[:200])
+    fields = {name: f"{len(value)} ids" if name == "prompt" else value for name, value in errand.body.items()}
+    return f"{errand.way.value} {fields}"[:600]
 
 
 def _sent(errand: Errand, **more: Any) -> dict[str, Any]:

@@ -1,8 +1,11 @@
-"""What a soak looks with can say no."""
+"""A short soak finds nothing, and what it looks with can say no."""
 
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +13,15 @@ import pytest
 from tests.soak.answers import faults_of, faults_of_job, faults_of_stream
 from tests.soak.errands import KINDS, Errand, Way, draw
 from tests.soak.gauges import growth_of
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_some_seconds_of_everything_leave_nothing_wrong() -> None:
+    command = [sys.executable, "-m", "tests.soak", "--minutes", "0.04", "--seed", "1", "--clients", "8"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=55, check=False)
+    assert "0 things were wrong" in ran.stdout, ran.stdout + ran.stderr
+    assert ran.returncode == 0
 
 
 def test_memory_that_grows_is_told_from_memory_that_settles() -> None:

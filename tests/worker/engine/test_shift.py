@@ -72,7 +72,7 @@ def plain_shifting(path: Path, asked: GenerateTask, n_kept: int, n_gone: int, *,
 def test_a_full_context_loses_what_was_asked_for_and_the_text_goes_on(
     byte_model: Path, n_keep: int, n_discard: int, n_kept: int, n_gone: int
 ) -> None:
-    shifting = task("a", PROMPT, n_predict=150, shift=True, n_keep=n_keep, n_discard=n_discard)
+    shifting = task("a", PROMPT, n_predict=110, shift=True, n_keep=n_keep, n_discard=n_discard)
     with Recorded(small(byte_model)) as engine:
         (answer,) = engine.run(shifting)
         (after,) = engine.run(task("after", PROMPT, n_predict=20))
@@ -84,7 +84,7 @@ def test_a_full_context_loses_what_was_asked_for_and_the_text_goes_on(
 
 def test_draws_and_penalties_know_nothing_of_a_shift(byte_model: Path) -> None:
     wild = Sampling(temperature=1.5, top_k=0, min_p=0.0, repeat_penalty=1.2, repeat_last_n=100, ignore_eos=True)
-    drawn = task("a", PROMPT, n_predict=150, shift=True, n_keep=5, sampling=wild, seed=5)
+    drawn = task("a", PROMPT, n_predict=110, shift=True, n_keep=5, sampling=wild, seed=5)
     with Recorded(small(byte_model)) as engine:
         (answer,) = engine.run(drawn)
     assert list(answer.ids) == plain_shifting(byte_model, drawn, 5, n_shifted(N_CTX, 5, N_CTX))
@@ -148,7 +148,7 @@ def test_a_shifting_text_goes_on_after_its_worker_died(request: pytest.FixtureRe
     whole = task("whole", PROMPT, n_predict=120, shift=True, n_keep=5)
     with Recorded(small(path)) as engine:
         (answer,) = engine.run(whole)
-        for n_produced in (29, 30, 31, 32, 60, 61, 118, 119, 120):
+        for n_produced in (30, 31, 32, 61, 119, 120):
             produced = answer.ids[:n_produced]
             name = f"cut{n_produced}"
             (again,) = engine.run(replace(whole, key=whole.key._replace(job_id=name), produced=produced))

@@ -25,6 +25,10 @@ from worker.engine.sampling.pool import (
 )
 from worker.engine.sampling.sampler import Sampler
 
+LEVELS_PER_LOGIT, N_LEVELS = 8, 256
+"""Steps by which a row is looked through for a share, from the largest logit down; the last holds all the rest."""
+_NONE = np.zeros(0, dtype=np.int64)
+
 
 def gather(logits: Floats, rows: Sequence[int], samplers: Sequence[Sampler]) -> Iterator[tuple[list[int], Pool]]:
     """The pools of some rows of (rows, n_vocab) logits whose chains are equal, and which of the samplers' they are.
@@ -77,12 +81,6 @@ def _sharing(row: Floats, share: float, at_least: int) -> Ranked:
     counts = np.bincount(levels, minlength=N_LEVELS).cumsum()
     is_enough = (sums > wanted) & (counts >= at_least)
     return rank(row, np.flatnonzero(levels <= is_enough.argmax())) if is_enough.any() else whole(row)
-
-
-_NONE = np.zeros(0, dtype=np.int64)
-
-LEVELS_PER_LOGIT = 8
-N_LEVELS = 256
 
 
 def _mass(row: Floats) -> float:

@@ -7,7 +7,7 @@ from shared.jobs import Sampling
 from tests.worker.engine.sampling.parts import samplings
 from worker.engine.sampling import Pool, Sampler, Setting, candidates
 from worker.engine.sampling.noise import Noise
-from worker.engine.sampling.pool import Floats, can_chunk, likeliest, whole
+from worker.engine.sampling.pool import Floats, by_chunks, can_chunk, likeliest, whole
 from worker.engine.sampling.steps import take_row_step, take_step
 
 SIZES = [4096, 5000, 6143]
@@ -62,3 +62,14 @@ def test_the_likeliest_are_those_of_a_sort_and_of_equal_ones_the_first(n_vocab: 
     assert found.ids.tolist() == expected.tolist()
     assert found.logits.tolist() == row[expected].tolist()
     assert can_chunk(n_vocab, k) == (n_vocab >= 4096 and k <= 256)
+
+
+@pytest.mark.parametrize("n_vocab", SIZES)
+def test_rows_side_by_side_keep_to_their_own_logits(n_vocab: int) -> None:
+    row = rows_of(1, n_vocab, 10**6)
+    logits = np.stack([row, row + 100, row])
+    for rows in ([0, 1, 2], [0, 2]):
+        pool = by_chunks(logits, rows, [40] * len(rows))
+        for index, each in enumerate(rows):
+            assert pool.ids[index].tolist() == likeliest(logits[each], 40).ids.tolist()
+            assert pool.logits[index].tolist() == likeliest(logits[each], 40).logits.tolist()
