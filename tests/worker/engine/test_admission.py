@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from shared.jobs import Lane
 from tests.worker.engine.harness import task
 from tests.worker.engine.parts import ScriptedCache, buffer, sequence_in
-from worker.engine import GenerateTask
-from worker.engine.admission import Admission
+from worker.engine import GenerateTask, admission
+from worker.engine.admission import GROWTH, Admission
 from worker.engine.cells import Cells, Ids, Standing
 from worker.engine.lanes import Ageing
 from worker.engine.sequence import Discarded, Phase, Sequence
@@ -161,6 +161,43 @@ def test_who_waits_can_be_taken_out() -> None:
     assert stage.admission.has_slot_for_person()
     assert stage.admit() == ["i1"]
     assert not (stage.admission.is_idle or stage.admission.has_slot_for_person())
+
+
+def test_when_cells_run_out_bulk_goes_before_people_and_the_newest_first_but_never_the_last() -> None:
+    stage = Stage(4)
+    for name in ("b0", "i0", "b1", "i1"):
+        stage.come(name)
+        stage.admit()
+        stage.compute(name, 20)
+    gone = []
+    while stage.admission.make_room(1000):
+        gone += [name for name in ("b0", "i0", "b1", "i1") if name not in stage.running() and name not in gone]
+    assert gone == ["b1", "b0", "i1"]
+    assert stage.running() == ["i0"]
+
+
+def test_who_comes_starts_only_beside_what_those_that_run_are_about_to_need() -> None:
+    long = "i" * 30
+    for n_cells, n_running in ((30 + 30 + 2 * GROWTH - 1, 1), (30 + 30 + 2 * GROWTH, 2)):
+        stage = Stage(2, n_cells=n_cells)
+        stage.come(long, "i" + "j" * 29)
+        assert len(stage.admit()) == n_running
+
+
+def test_the_first_of_bulk_lets_only_so_many_pass_whose_beginning_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "MOST_PASSED", 2)
+    stage = Stage()
+    known = [f"b{'x' * 20}{at}" for at in range(5)]
+    stage.come(known[0])
+    stage.admit()
+    stage.compute(known[0])
+    stage.come("bstranger", *known[1:])
+    started = []
+    for _ in range(5):
+        stage.end(*stage.running())
+        started += stage.admit()
+        stage.compute(started[-1])
+    assert started == [known[1], known[2], "bstranger", known[3], known[4]]
 
 
 STEPS = st.lists(st.tuples(st.sampled_from(["b", "i", "end", "compute"]), st.integers(0, 50)), max_size=60)

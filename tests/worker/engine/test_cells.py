@@ -244,6 +244,24 @@ def test_a_prefix_that_was_lent_outlasts_what_nobody_asked_for_and_one_holder_is
     assert (holder.n_cached, [other.n_cached for other in others]) == (60, [0, 0, 0])
 
 
+def test_of_two_lent_prefixes_the_one_that_was_lent_last_stays_longer() -> None:
+    cached = Cached(10)
+    for at, tokens in enumerate((A, B, A)):
+        cached.finish([*tokens, 2 * at])
+        cached.finish([*tokens, 2 * at + 1])
+    while cached.cells.n_free < N_CELLS - 60:
+        assert cached.cells.give_up_idle(1)
+    assert {tuple(each.known[:60].tolist()) for each in cached.cells.residents} == {tuple(A)}
+
+
+def test_a_state_loses_all_even_where_its_cache_would_drop_only_the_end() -> None:
+    cached = Cached()
+    cached.cells = Cells(cached.cache, 3, n_cells=N_CELLS, can_rewind=False)
+    resident = cached.run(A)
+    cached.cells.cut(resident, 30)
+    assert (resident.n_cached, cached.cache.lengths[resident.seq_id]) == (0, 0)
+
+
 def test_a_parked_sequence_keeps_its_cells_and_lends_them() -> None:
     cached = Cached(2)
     first = cached.place(A)
