@@ -26,10 +26,13 @@ from shared.jobs import (
     Infill,
     Job,
     Prompt,
+    SamplerKind,
+    Sampling,
     Tokenize,
 )
 from worker.chat import ChatTemplate
 from worker.engine import EmbedTask, GenerateTask, Grammar, Grammars, Model, SequenceKey
+from worker.engine.sampling import Breakers, Repeats
 from worker.past import Past
 from worker.prompting import Prompter
 from worker.rules import Rules, SystemPrompt
@@ -115,6 +118,7 @@ class Registrar:
         prompts = self._prompter.prompts(request, before)
         sampling = request.sampling
         biases, breakers = self._vocabulary.biases(sampling), self._vocabulary.breakers(sampling)
+        repeats = [_repeats(sampling, prompt.tokens, breakers) for prompt in prompts]
         banned = tuple(sorted(self._model.eog)) if sampling.ignore_eos else ()
         penalized = self._penalized(sampling.penalty_prompt)
         queue_ms, deadline = max(0.0, claimed.now - claimed.enqueued_at) * 1e3, _deadline(claimed)
@@ -134,6 +138,7 @@ class Registrar:
                 banned=banned,
                 penalized=penalized,
                 breakers=breakers,
+                repeats=repeats[index // request.n],
                 grammar=self._grammar(request.constraint),
                 is_truncated=prompt.is_truncated,
                 queue_ms=queue_ms,
@@ -188,6 +193,14 @@ class Registrar:
 
 NOTHING = Past()
 """Of a sequence that has said nothing yet."""
+
+
+def _repeats(sampling: Sampling, prompt: tuple[int, ...], breakers: Breakers) -> Repeats | None:
+    """For DRY, where it may be on; all choices of a prompt begin with the same."""
+    if not sampling.dry_multiplier or SamplerKind.DRY not in sampling.samplers:
+        return None
+    n_last = sampling.dry_penalty_last_n
+    return Repeats.of(prompt[-n_last:] if n_last > 0 else prompt, breakers)
 
 
 def _deadline(claimed: Claimed) -> float:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from shared.errors import InvalidRequest
 from shared.jobs import Prompt, Sampling
 from worker.engine import Model
+from worker.engine.sampling import NO_BREAKERS, Bias, Breakers
 
 MAX_BIASED = 65_536
 """Tokens with a bias, and characters of the texts that mean them."""
@@ -45,6 +46,7 @@ class Vocabulary:
         self._model = model
         self._longest = model.longest_token
         self._breaks = lru_cache(maxsize=16)(self._find_breaks)
+        self._breakers = lru_cache(maxsize=16)(self._find_breakers)
 
     def tokens(self, pieces: Iterable[Piece], field: str, *, add_special: bool) -> tuple[int, ...]:
         """The ids of pieces in a row; the first one, if it is text, gets the BOS. InvalidRequest, with the name of the
@@ -96,7 +98,7 @@ class Vocabulary:
             return list(pieces)
         return self.head(pieces, n_head) + self.tail(pieces, n_tail)
 
-    def biases(self, sampling: Sampling) -> tuple[tuple[int, float | None], ...]:
+    def biases(self, sampling: Sampling) -> Bias:
         """Every token of a text gets its bias, as llama.cpp has it. InvalidRequest for an id that the model has not,
         and for too many."""
         keys = [token for token, _ in sampling.logit_bias]
@@ -108,19 +110,20 @@ class Vocabulary:
                 raise InvalidRequest(f"token {key} is not in the vocabulary", param="logit_bias")
             ids = self.tokens([Piece(key, parse_special=False)], "logit_bias", add_special=False)
             biases += [(token, bias) for token in ids]
-        return tuple(biases)
+        return Bias.of(biases)
 
-    def breakers(self, sampling: Sampling) -> tuple[tuple[int, ...], ...]:
+    def breakers(self, sampling: Sampling) -> Breakers:
         """What interrupts a repetition, for DRY. InvalidRequest for too many."""
-        if not sampling.dry_multiplier:
-            return ()
-        texts = dict.fromkeys(text for text in sampling.dry_sequence_breakers if text)
+        texts = tuple(dict.fromkeys(text for text in sampling.dry_sequence_breakers if text))
+        return self._breakers(texts) if sampling.dry_multiplier and texts else NO_BREAKERS
+
+    def _find_breakers(self, texts: tuple[str, ...]) -> Breakers:
         if len(texts) > MAX_BREAKERS:
             raise InvalidRequest(f"at most {MAX_BREAKERS} texts are taken", param="dry_sequence_breakers")
         found = [self._breaks(text) for text in texts]
         if sum(map(len, found)) > MAX_BREAKS:
             raise InvalidRequest("they stand in too many tokens", param="dry_sequence_breakers")
-        return tuple(dict.fromkeys(each for breaks in found for each in breaks))
+        return Breakers.of(dict.fromkeys(each for breaks in found for each in breaks))
 
     @cached_property
     def _words(self) -> tuple[bytes, ...]:

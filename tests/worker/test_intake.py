@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
@@ -154,7 +155,8 @@ def test_a_text_is_biased_as_all_its_tokens(registrar: Registrar, model: Model) 
     biases = [[" hello world", -1.5], [28, None], [" hello", 2.0]]
     [task] = generations(admit(registrar, kind="completion", prompts=["a"], sampling={"logit_bias": biases}))
     hello, world = model.tokenize(" hello world", add_special=False, parse_special=False)
-    assert task.biases == ((hello, -1.5), (world, -1.5), (28, None), (hello, 2.0))
+    expected = {hello: 0.5, world: -1.5, 28: -np.inf}
+    assert dict(zip(task.biases.ids.tolist(), task.biases.values.tolist(), strict=True)) == expected
     for too_many in ([["x" * 65_537, 1.0]], [[1, 1.0]] * 65_537):
         with pytest.raises(InvalidRequest) as refused:
             admit(registrar, kind="completion", prompts=["a"], sampling={"logit_bias": too_many})
@@ -183,10 +185,21 @@ def test_penalties_look_back_on_the_end_of_what_was_named(registrar: Registrar, 
     assert refused.value.param == "penalty_prompt"
 
 
+def test_choices_share_what_depends_on_their_request_and_prompt(registrar: Registrar) -> None:
+    sampling = {"dry_multiplier": 1.0, "logit_bias": [[28, 1.0]]}
+    prompts = ["one two one two", "a"]
+    tasks = generations(admit(registrar, kind="completion", prompts=prompts, n=2, sampling=sampling))
+    assert len({(task.biases, task.breakers) for task in tasks}) == 1
+    repeats = [task.repeats for task in tasks]
+    assert repeats[0] is repeats[1] is not None and repeats[2] is repeats[3] is not repeats[0]
+    [plain] = generations(admit(registrar, kind="completion", prompts=["a"]))
+    assert plain.repeats is None
+
+
 def test_a_breaker_is_found_in_every_token_that_has_it_or_begins_it(registrar: Registrar, model: Model) -> None:
     def breakers(*texts: str, multiplier: float = 1.0) -> tuple[tuple[int, ...], ...]:
         sampling = {"dry_multiplier": multiplier, "dry_sequence_breakers": texts}
-        return generations(admit(registrar, kind="completion", prompts=["a"], sampling=sampling))[0].breakers
+        return generations(admit(registrar, kind="completion", prompts=["a"], sampling=sampling))[0].breakers.sequences
 
     def ids(text: str) -> tuple[int, ...]:
         return tuple(model.tokenize(text, add_special=False, parse_special=False))

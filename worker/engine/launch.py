@@ -5,11 +5,11 @@ Knows the model and the cells; nothing of lanes, of batches, or of who goes firs
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shared.errors import InvalidRequest, NotSupported, PromptTooLong, SlotstreamError
 from shared.events import Answer, StopType, Timings
@@ -129,8 +129,12 @@ class Launcher:
 
 
 def _ids(task: GenerateTask) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """All token ids in a task, by the field that they come from."""
+    """All token ids in a task, by the field that they come from; of those that rise, the ends say it for all."""
     yield "prompt", (*task.prompt, *task.produced)
     yield "penalty_prompt", task.penalized or ()
-    yield "dry_sequence_breakers", tuple(itertools.chain.from_iterable(task.breakers))
-    yield "logit_bias", tuple(token for token, _ in task.biases)
+    yield "dry_sequence_breakers", _ends(task.breakers.ids)
+    yield "logit_bias", _ends(task.biases.ids)
+
+
+def _ends(rising: NDArray[np.int64]) -> tuple[int, ...]:
+    return (*rising[:1].tolist(), *rising[-1:].tolist())

@@ -8,6 +8,9 @@ from typing import NamedTuple
 from shared.events import ChosenLogprob
 from shared.jobs import Generation, Lane
 from worker.engine.constraint import Grammar
+from worker.engine.sampling.bias import NO_BIAS, Bias
+from worker.engine.sampling.breakers import NO_BREAKERS, Breakers
+from worker.engine.sampling.repeats import Repeats
 
 
 class SequenceKey(NamedTuple):
@@ -37,14 +40,16 @@ class GenerateTask:
     """The sampler's, as it was behind the last of them."""
     logprobs: tuple[ChosenLogprob, ...] = ()
     """Of `produced`, in order, where they were asked for."""
-    biases: tuple[tuple[int, float | None], ...] = ()
-    """Of `request.sampling.logit_bias`, with texts resolved to ids; None bans."""
+    biases: Bias = NO_BIAS
+    """Of `request.sampling.logit_bias`, with texts resolved to ids."""
     banned: tuple[int, ...] = ()
     """Of `request.sampling.ignore_eos`: what the answer tells of it. The sampler knows by itself."""
     penalized: tuple[int, ...] | None = None
     """What the penalties look back on at first; None: the prompt."""
-    breakers: tuple[tuple[int, ...], ...] = ()
-    """Of `request.sampling.dry_sequence_breakers`: each is a token and those that must follow it, mostly none."""
+    breakers: Breakers = NO_BREAKERS
+    """Of `request.sampling.dry_sequence_breakers`."""
+    repeats: Repeats | None = None
+    """Of the end of the prompt, as far as DRY looks back; None: it finds out by itself, when the sequence starts."""
     grammar: Grammar | None = None
     """Of `request.constraint`, for this sequence alone."""
     is_truncated: bool = False

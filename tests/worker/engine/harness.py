@@ -15,6 +15,7 @@ from shared.events import Answer, Failure, Tokens, Vector
 from shared.jobs import Generation, Sampling
 from worker.engine import Engine, EngineConfig, EngineEvent, GenerateTask, SequenceKey, Task
 from worker.engine.llama import Context, ContextParams, Decoded, Model, Piece
+from worker.engine.sampling import Bias
 
 PATIENCE_S = 30.0
 
@@ -38,7 +39,7 @@ def task(job_id: str, prompt: Sequence[int], *, n_predict: int = 16, **more: Any
         cache_prompt=more.pop("cache_prompt", True),
         **{name: more.pop(name) for name in ("shift", "n_keep", "n_discard") if name in more},
     )
-    biases = tuple((token, bias) for token, bias in request.sampling.logit_bias if isinstance(token, int))
+    biases = Bias.of([(token, bias) for token, bias in request.sampling.logit_bias if isinstance(token, int)])
     values = {"seed": 1, "deadline": None, "biases": biases} | more
     return GenerateTask(SequenceKey(job_id, 0), tuple(prompt), request, **values)
 

@@ -89,7 +89,7 @@ def test_a_stop_string_ends_a_forced_text_early(engine: Recorded) -> None:
 def test_a_ban_on_all_that_the_grammar_leaves_is_told(engine: Recorded) -> None:
     grammar = compiled(engine, "gbnf", 'root ::= "a" | "b"')
     bans = tuple((token, None) for token in (81, 82))
-    engine.submit(task("banned", PROMPT, sampling=Sampling(logit_bias=bans), biases=bans, grammar=grammar))
+    engine.submit(task("banned", PROMPT, sampling=Sampling(logit_bias=bans), grammar=grammar))
     ending = engine.ending("banned")
     assert isinstance(ending, Failure)
     assert ending.param == "logit_bias"

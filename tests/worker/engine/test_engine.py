@@ -13,6 +13,7 @@ from tests.models import BYTE_EOS, demo_model_path
 from tests.worker.engine.harness import GREEDY, Recorded, config, plain_greedy, task
 from worker.engine import EngineConfig, EngineEvent, GenerateTask, LoadFailed, SequenceKey
 from worker.engine.engine import Engine
+from worker.engine.sampling import Bias, Breakers
 
 TEXT = b"It was a bright cold day in April, and the clocks were striking thirteen. "
 
@@ -370,8 +371,8 @@ def test_a_sequence_that_llama_cpp_refuses_fails_alone(byte_model: Path) -> None
         {"prompt": [-1]},
         {"produced": (10**6,)},
         {"penalized": (65, 258)},
-        {"breakers": ((65,), (66, -1))},
-        {"biases": ((258, 1.0),)},
+        {"breakers": Breakers.of(((65,), (66, -1)))},
+        {"biases": Bias.of(((65, 1.0), (258, 1.0)))},
     ],
 )
 def test_ids_outside_the_vocabulary_never_reach_llama_cpp(byte_model: Path, wrong: dict[str, Any]) -> None:

@@ -58,8 +58,7 @@ def test_timings_are_told_with_each_token_when_asked_for(byte_model: Path) -> No
 
 
 def test_the_end_of_a_generation_is_an_id_and_no_logprob(byte_model: Path) -> None:
-    bias = ((BYTE_EOS, 1000.0),)
-    ending = task("end", b"Hi", sampling=Sampling(temperature=0.0, logit_bias=bias), biases=bias)
+    ending = task("end", b"Hi", sampling=Sampling(temperature=0.0, logit_bias=((BYTE_EOS, 1000.0),)))
     with Recorded(config(byte_model)) as engine:
         [answer] = engine.run(replace(ending, request=ending.request.model_copy(update={"has_logprobs": True})))
         assert (answer.ids, answer.logprobs, answer.stop_type) == ((BYTE_EOS,), (), StopType.EOS)

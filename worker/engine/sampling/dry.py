@@ -2,7 +2,7 @@
 
 Formula, bounds and breakers are those of llama.cpp's `llama-sampler.cpp`, which has them from p-e-w
 (https://github.com/oobabooga/text-generation-webui/pull/5677). It matches the whole window anew for each token; here
-the length of the repetition that ends at each place is carried on from token to token.
+the lengths of repetitions are carried on from token to token, in a few passes over contiguous memory.
 
 Knows a window of tokens; nothing of chains or of text.
 """
@@ -10,23 +10,20 @@ Knows a window of tokens; nothing of chains or of text.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from worker.engine.sampling.breakers import Breakers
 from worker.engine.sampling.penalties import bounded
 from worker.engine.sampling.pool import Floats, Ids
+from worker.engine.sampling.repeats import Repeats
 
 LOG_OF_LARGEST = 88.7228391
 """Natural logarithm of the largest 32-bit float, which bounds the exponent."""
 FLATTEST_BASE = 1.000001
 """Below, an exponent is not bounded: nothing overflows."""
-MOST_REPLAYED = 1000
-"""Length that a repetition in the prompt is measured to: only hostile ones are longer, and penalties of usual bases
-are bounded long before."""
 
 
 class Repetition(NamedTuple):
@@ -44,129 +41,96 @@ class Repetition(NamedTuple):
         return costs
 
 
-class Breakers(NamedTuple):
-    """What ends a phrase: by the token that it begins with, the tokens that may follow. None following means that the
-    token is a breaker by itself."""
-
-    tails: Mapping[int, tuple[tuple[int, ...], ...]]
-    longest: int
-    """Tokens of the longest tail."""
-
-    def is_one(self, token: int) -> bool:
-        return () in self.tails.get(token, ())
-
-
-@lru_cache(maxsize=16)
-def breakers_of(sequences: tuple[tuple[int, ...], ...]) -> Breakers:
-    """Of sequences of ids. A line break alone makes thousands, and most requests have the same."""
-    tails: dict[int, list[tuple[int, ...]]] = {}
-    for head, *tail in sequences:
-        tails.setdefault(head, []).append(tuple(tail))
-    longest = max((len(sequence) - 1 for sequence in sequences), default=0)
-    return Breakers({head: tuple(each) for head, each in tails.items()}, longest)
-
-
 class Dry:
-    """Of the last `size` tokens."""
+    """Of the last `size` tokens. The buffer of tokens is filled from its end, so that the newest comes first and what
+    is known by distance stays in its place when a token is added."""
 
     def __init__(self, repetition: Repetition, size: int, breakers: Breakers) -> None:
         self._repetition = repetition
         self._size = size
         self._breakers = breakers
-        self._n = 0
-        self._tokens = np.zeros(256, dtype=np.int32)
-        self._lengths = np.zeros(256, dtype=np.int32)
-        """Behind how many tokens up to each place but the last the same stands as behind the last."""
-        self._break = _Break(-1, 0)
+        self.restore(Repeats.of((), breakers))
 
     def replay(self, tokens: Sequence[int]) -> None:
-        """What was there before; to be called once."""
-        last = tokens[-self._size :]
-        self._n = len(last)
-        self._tokens = np.array(last, dtype=np.int32)
-        self._lengths = _repeated(self._tokens)
-        self._look_for_break(0)
+        self.restore(Repeats.of(tokens[-self._size :], self._breakers))
+
+    def restore(self, repeats: Repeats) -> None:
+        """What is there before the first choice: the window's tokens, or more."""
+        self._n = min(len(repeats.recent), self._size)
+        """Tokens of the window."""
+        room = np.zeros(max(self._n, 128), dtype=np.int32)
+        self._tokens = np.concatenate((room, repeats.recent[: self._n]))
+        self._newest = len(room)
+        """Where the tokens begin."""
+        self._lengths = np.concatenate((repeats.lengths[: self._n], room))
+        """By distance from the newest, less one: for how many tokens up to there the same stands as up to the newest,
+        in the window or before it."""
+        self._break = repeats.last_break
+        self._repetitions: tuple[Ids, Ids] | None = None
 
     def push(self, token: int) -> None:
-        n = self._n
-        if n == len(self._tokens):
-            n = self._make_room()
-        if n:
-            lengths = self._lengths[:n]
-            lengths[1:] = lengths[:-1] + 1
-            lengths[0] = 1
-            lengths *= self._tokens[:n] == token
-        self._tokens[n] = token
-        self._n = n + 1
-        self._look_for_break(n - self._breakers.longest)
+        if not self._newest:
+            self._make_room()
+        n_before = min(self._n, self._size - 1)
+        before = self._tokens[self._newest : self._newest + n_before]
+        lengths = self._lengths[:n_before]
+        lengths += 1
+        lengths *= before == token
+        self._newest -= 1
+        self._tokens[self._newest] = token
+        self._n = n_before + 1
+        self._look_for_break()
+        self._repetitions = None
 
     def touched(self) -> Ids:
         """Tokens whose logits change."""
-        return self._repetitions()[0]
+        return self._found()[0]
 
     def reshape(self, ids: Ids, logits: Floats) -> Floats:
         """The new logits of some that are touched."""
-        touched, lengths = self._repetitions()
+        touched, lengths = self._found()
         costs = self._repetition.costs(lengths[np.searchsorted(touched, ids)])
         return bounded(logits - costs, logits)
 
-    def _repetitions(self) -> tuple[Ids, Ids]:
+    def _found(self) -> tuple[Ids, Ids]:
         """Tokens that would go on with a repetition, in rising order, and the length of the longest for each."""
-        start, last = max(0, self._n - self._size), self._n - 1
-        least, most = self._repetition.allowed_length, self._n - start
-        if self._break.head >= start:
-            most = last - self._break.head - self._break.n_behind
-        if self._n - start <= least or most < least:
+        if self._repetitions is None:
+            self._repetitions = self._find()
+        return self._repetitions
+
+    def _find(self) -> tuple[Ids, Ids]:
+        least, most = self._repetition.allowed_length, self._n
+        if self._break is not None and self._break.distance < self._n:
+            most = self._break.distance - self._break.n_behind
+        if self._n <= least or most < least:
             return _NONE, _NONE
-        lengths = np.minimum(self._lengths[start:last], np.minimum(np.arange(1, last - start + 1), most))
-        is_long = lengths >= least
-        next_tokens = self._tokens[start + 1 : last + 1][is_long]
-        tokens, places = np.unique(next_tokens, return_inverse=True)
-        longest = np.zeros(len(tokens), dtype=np.int64)
-        np.maximum.at(longest, places, lengths[is_long])
-        is_meant = np.array([not self._breakers.is_one(token) for token in tokens.tolist()], dtype=bool)
-        return tokens[is_meant].astype(np.int64), longest[is_meant]
+        last = self._n - 1
+        is_long = self._lengths[:last] >= least
+        lengths = np.minimum(self._lengths[:last][is_long], np.int32(most))
+        if self._n == self._size:  # some may have begun before the window
+            np.minimum(lengths, (last - np.flatnonzero(is_long)).astype(np.int32), out=lengths)
+        next_tokens = self._tokens[self._newest : self._newest + last][is_long]
+        longest = np.full(int(next_tokens.max(initial=0)) + 1, -1, dtype=np.int32)
+        np.maximum.at(longest, next_tokens, lengths)
+        tokens: Ids = np.flatnonzero(longest >= max(least, 0)).astype(np.int64)
+        tokens = tokens[~self._breakers.are_alone(tokens)]
+        return tokens, longest[tokens].astype(np.int64)
 
-    def _look_for_break(self, start: int) -> None:
-        """Of the breakers that are whole, the one that begins last; before `start` there is no new one."""
-        for head in range(self._n - 1, max(start, self._break.head, 0) - 1, -1):
-            tails = self._breakers.tails.get(int(self._tokens[head]), ())
-            behind = tuple(self._tokens[head + 1 : self._n].tolist()) if any(tails) else ()
-            whole = [len(tail) for tail in tails if tail == behind[: len(tail)]]
-            if whole:
-                self._break = _Break(head, max(whole))
-                return
+    def _look_for_break(self) -> None:
+        """The one there was is further back now, may have gone on, or another begins behind it."""
+        furthest = min(self._breakers.longest, self._n - 1)
+        if self._break is not None:
+            self._break = self._break._replace(distance=self._break.distance + 1)
+            furthest = min(furthest, self._break.distance)
+        recent = self._tokens[self._newest : self._newest + furthest + 1].tolist()
+        self._break = self._breakers.last(recent, range(furthest + 1)) or self._break
 
-    def _make_room(self) -> int:
-        """Forget what left the window, or grow. Returns how many tokens are left."""
-        n_gone = max(0, self._n - self._size) if self._n >= 2 * self._size else 0
-        n_left = self._n - n_gone
-        room = np.zeros(max(n_left, 128), dtype=np.int32)
-        self._tokens = np.concatenate((self._tokens[n_gone : self._n], room))
-        self._lengths = np.concatenate((self._lengths[n_gone : self._n], room))
-        self._break = _Break(max(self._break.head - n_gone, -1), self._break.n_behind)
-        self._n = n_left
-        return n_left
-
-
-class _Break(NamedTuple):
-    """Where a breaker begins, and how many tokens of it follow there."""
-
-    head: int
-    n_behind: int
+    def _make_room(self) -> None:
+        """Forget what left the window, and grow."""
+        room = np.zeros(max(self._n, 128), dtype=np.int32)
+        self._tokens = np.concatenate((room, self._tokens[: self._n]))
+        self._lengths = np.concatenate((self._lengths[: self._n], room))
+        self._newest = len(room)
 
 
 _NONE = np.zeros(0, dtype=np.int64)
-
-
-def _repeated(tokens: NDArray[np.int32]) -> NDArray[np.int32]:
-    """For each place, how many tokens up to it are the same as up to the last one."""
-    lengths = np.zeros(len(tokens), dtype=np.int32)
-    alive = np.arange(len(tokens) - 1)
-    depth = 0
-    while len(alive) and depth < MOST_REPLAYED:
-        alive = alive[tokens[alive - depth] == tokens[len(tokens) - 1 - depth]]
-        lengths[alive] += 1
-        depth += 1
-        alive = alive[alive >= depth]
-    return lengths

@@ -40,8 +40,8 @@ class Penalties:
         self._counts: dict[int, int] = {}
 
     def replay(self, tokens: Sequence[int]) -> None:
-        for token in tokens[-self._size :]:
-            self.push(token)
+        self._last = collections.deque(tokens[-self._size :])
+        self._counts = dict(collections.Counter(self._last))
 
     def push(self, token: int) -> None:
         self._last.append(token)

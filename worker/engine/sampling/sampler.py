@@ -5,20 +5,22 @@ Knows a task and the model's facts; nothing of batches. `choice` has the paragra
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import Enum
-from typing import NamedTuple, Protocol, Self
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from shared.errors import SlotstreamError
 from shared.jobs import SamplerKind, Sampling
-from worker.engine.sampling.dry import Dry, breakers_of
+from worker.engine.sampling.bias import NO_BIAS, Bias
+from worker.engine.sampling.breakers import NO_BREAKERS, Breakers
+from worker.engine.sampling.dry import Dry
 from worker.engine.sampling.feedback import feedback_of
-from worker.engine.sampling.parameters import Chain, Parameters, finite
+from worker.engine.sampling.parameters import Chain, Parameters
 from worker.engine.sampling.penalties import Penalties
 from worker.engine.sampling.pool import Floats, Ids
-from worker.engine.task import GenerateTask
+
+if TYPE_CHECKING:  # a task brings what was made here of its request
+    from worker.engine.task import GenerateTask
 
 
 class Setting(NamedTuple):
@@ -49,27 +51,6 @@ class Constraining(Protocol):
 
     def accept(self, token: int) -> None:
         """This one comes next."""
-
-
-class Bias(NamedTuple):
-    """What is added to the logits of some tokens of one row."""
-
-    ids: Ids
-    values: Floats
-
-    @classmethod
-    def of(cls, biases: Iterable[tuple[int, float | None]], banned: frozenset[int], n_vocab: int) -> Bias:
-        """Several for one id add up; those outside the vocabulary are ignored, as is what is no number."""
-        sums: dict[int, float] = {}
-        for token, bias in biases:
-            if 0 <= token < n_vocab:
-                sums[token] = sums.get(token, 0.0) + (-np.inf if bias is None else finite(bias, 0.0))
-        sums.update(dict.fromkeys(banned, -np.inf))
-        ids = np.fromiter(sums.keys(), dtype=np.int64, count=len(sums))
-        return cls(ids, np.fromiter(sums.values(), dtype=np.float32, count=len(sums)))
-
-
-NO_BIAS = Bias.of((), frozenset(), 0)
 
 
 class Reshaping(Protocol):
@@ -105,8 +86,8 @@ class Sampler:
         seed: int,
         setting: Setting,
         *,
-        biases: Iterable[tuple[int, float | None]] = (),
-        breakers: tuple[tuple[int, ...], ...] = (),
+        biases: Bias = NO_BIAS,
+        breakers: Breakers = NO_BREAKERS,
         telling: Telling = Telling.NOTHING,
         n_probs: int = 0,
         constraint: Constraining | None = None,
@@ -119,7 +100,7 @@ class Sampler:
         self.n_probs = min(n_probs, setting.n_vocab)
         self.constraint = constraint
         self.reshaping = _reshaping(sampling, self.parameters, self.chain, setting, breakers)
-        self._bias = Bias.of(biases, setting.eog if sampling.ignore_eos else frozenset(), setting.n_vocab)
+        self._bias = biases.within(setting.n_vocab).banning(setting.eog if sampling.ignore_eos else ())
 
     @classmethod
     def of(cls, task: GenerateTask, setting: Setting, constraint: Constraining | None = None) -> Self:
@@ -140,9 +121,13 @@ class Sampler:
         )
         penalized = task.prompt if task.penalized is None else task.penalized
         for kind, step in sampler.reshaping.items():
-            step.replay(penalized if kind is SamplerKind.PENALTIES else task.prompt)
-        for token in task.produced:
-            sampler.accept(token)
+            if isinstance(step, Dry) and task.repeats is not None and not task.produced:
+                step.restore(task.repeats)
+            else:
+                step.replay((penalized if kind is SamplerKind.PENALTIES else task.prompt) + task.produced)
+        if constraint is not None:
+            for token in task.produced:
+                constraint.accept(token)
         if sampler.feedback is not None and task.produced:
             sampler.feedback.restore(task.memory)
         return sampler
@@ -171,7 +156,7 @@ class Sampler:
 
 
 def _reshaping(
-    sampling: Sampling, parameters: Parameters, chain: Chain, setting: Setting, breakers: tuple[tuple[int, ...], ...]
+    sampling: Sampling, parameters: Parameters, chain: Chain, setting: Setting, breakers: Breakers
 ) -> dict[SamplerKind, Reshaping]:
     """Those that the chain has."""
     steps: dict[SamplerKind, Reshaping] = {}
@@ -179,9 +164,7 @@ def _reshaping(
         exempt = -1 if sampling.penalize_nl else setting.newline
         steps[SamplerKind.PENALTIES] = Penalties(parameters.rates, _size(sampling.repeat_last_n, setting), exempt)
     if SamplerKind.DRY in chain.steps:
-        steps[SamplerKind.DRY] = Dry(
-            parameters.repetition, _size(sampling.dry_penalty_last_n, setting), breakers_of(breakers)
-        )
+        steps[SamplerKind.DRY] = Dry(parameters.repetition, _size(sampling.dry_penalty_last_n, setting), breakers)
     return steps
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from shared.jobs import DEFAULT_SAMPLERS, Generation, SamplerKind, Sampling
 from tests.worker.engine.sampling.parts import row_of
-from worker.engine.sampling import NO_TOKEN, Floats, Sampler, Setting, Telling, choose
+from worker.engine.sampling import NO_TOKEN, Bias, Floats, Sampler, Setting, Telling, choose
 from worker.engine.task import GenerateTask, SequenceKey
 
 ALL_OFF: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -18,7 +18,7 @@ def chosen(logits: Floats, samplers: Sequence[Sampler], positions: Sequence[int]
 
 
 def sampler(n_vocab: int, *, seed: int = 0, eog: frozenset[int] = frozenset(), **more: Any) -> Sampler:
-    biases = more.pop("biases", ())
+    biases = Bias.of(more.pop("biases", ()))
     return Sampler(Sampling(**more), seed, Setting(n_vocab, 64, eog), biases=biases)
 
 
@@ -85,6 +85,14 @@ def test_a_bias_bans_forces_and_adds_up() -> None:
     assert chosen(logits.copy(), [sampler(4, temperature=0, biases=biases)], [0]) == [1]
     assert chosen(logits.copy(), [sampler(4, temperature=0, biases=((0, 100.0),))], [0]) == [0]
     assert chosen(logits.copy(), [sampler(4, biases=((0, float("inf")),))], [0]) == [0]
+
+
+def test_choices_take_a_bias_as_it_was_summed_for_their_request() -> None:
+    bias = Bias.of([(token, 1.0) for token in range(4)])
+    assert all(Sampler(Sampling(), seed, Setting(4, 64), biases=bias).bias is bias for seed in range(2))
+    banning = Sampler(Sampling(ignore_eos=True), 0, Setting(4, 64, frozenset({2})), biases=bias).bias
+    assert (banning.ids.tolist(), banning.values.tolist()) == ([0, 1, 2, 3], [1.0, 1.0, -np.inf, 1.0])
+    assert bias.values.tolist() == [1.0] * 4
 
 
 def test_ignore_eos_bans_every_end_of_generation() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from shared.jobs import Generation, SamplerKind, Sampling
-from worker.engine.sampling import Sampler, Scores, Setting, choose
+from worker.engine.sampling import Bias, Sampler, Scores, Setting, choose
 from worker.engine.sampling.scores import Odds
 from worker.engine.task import GenerateTask, SequenceKey
 
@@ -26,7 +26,7 @@ def scores(
     request = Generation(
         n_probs=n_probs, has_logprobs=True, post_sampling_probs=is_post, sampling=Sampling.model_validate(sampling)
     )
-    task = GenerateTask(SequenceKey("j", 0), (1,), request, 1, biases=biases)
+    task = GenerateTask(SequenceKey("j", 0), (1,), request, 1, biases=Bias.of(biases))
     [choice] = choose(np.array([row], dtype=np.float32), [Sampler.of(task, Setting(len(row), 64))], [1])
     assert choice.scores is not None
     return choice.scores
