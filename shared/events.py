@@ -84,7 +84,7 @@ class Tokens(Wire):
     ids: tuple[int, ...]
     text: str
     logprobs: tuple[ChosenLogprob, ...] = ()
-    """One for each id, when asked for."""
+    """One for each id whose text counts, when asked for: not of an end of generation, nor of a stop string."""
     memory: tuple[float, ...] = ()
     """What the sampler remembers behind the last id and no replay of ids would rebuild: mirostat's mu, say."""
     timings: Timings | None = None

@@ -190,6 +190,14 @@ class Completion(Generation):
     system_prompt: Prompt | None = None
     """Stands before each prompt; None is the worker's own."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read_version_1(cls, fields: Any) -> Any:
+        """Its one prompt had a name of its own, and jobs of that time may still be queued."""
+        if isinstance(fields, dict) and "prompts" not in fields and "prompt" in fields:
+            return {**fields, "prompts": (fields["prompt"],)}
+        return fields
+
     @property
     def n_prompts(self) -> int:
         return len(self.prompts)
@@ -279,6 +287,10 @@ class Job(Wire):
         return isinstance(self.request, QuickRequest)
 
     @property
+    def is_constrained(self) -> bool:
+        return isinstance(self.request, Generation) and self.request.constraint is not None
+
+    @property
     def n_slots(self) -> int:
         """How many it would like to have at once."""
         return self.request.n_sequences if isinstance(self.request, Generation) else 1
@@ -317,7 +329,8 @@ class JobRecord(Wire):
 
 VERSION = 2
 """Of jobs as they travel. Raise it when a request means something that an older worker would misread or refuse: such
-jobs wait for newer workers. A new field that may be dropped needs no new version."""
+jobs wait for newer workers. A new field that may be dropped needs no new version. The other way round there is no
+waiting: what older versions have queued must be readable for good."""
 
 
 def new_job_id(partition: int = 0) -> str:

@@ -6,6 +6,7 @@ Lives on the event loop's thread alone. Knows neither Redis nor llama.cpp.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ class Held:
     expected: int = 1
     """Sequences or inputs that must end before the job has."""
     next_event: int = 1
+    held_since: float = field(default_factory=time.monotonic)
     is_taken_in: bool = False
     """The engine has sequences of it, and is the one to end them."""
     ahead: deque[Task] = field(default_factory=deque)

@@ -117,6 +117,7 @@ class Registrar:
         biases, breakers = self._vocabulary.biases(sampling), self._vocabulary.breakers(sampling)
         banned = tuple(sorted(self._model.eog)) if sampling.ignore_eos else ()
         penalized = self._penalized(sampling.penalty_prompt)
+        grammar = self._grammar(request.constraint)
         queue_ms, deadline = max(0.0, claimed.now - claimed.enqueued_at) * 1e3, _deadline(claimed)
         tasks = []
         for index in range(request.n_sequences):
@@ -134,7 +135,7 @@ class Registrar:
                 banned=banned,
                 penalized=penalized,
                 breakers=breakers,
-                grammar=self._grammar(request.constraint),
+                grammar=grammar,
                 is_truncated=prompt.is_truncated,
                 queue_ms=queue_ms,
                 deadline=deadline,
@@ -143,7 +144,7 @@ class Registrar:
         return Intake(self._accepted(sum(len(prompt.tokens) for prompt in prompts)), tuple(tasks))
 
     def _grammar(self, constraint: Constraint | None) -> Grammar | None:
-        """For one sequence."""
+        """For all sequences of one job."""
         if constraint is None:
             return None
         if self._grammars is None:

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ import structlog
 from shared.bus import Claimed, LeaseKeeper, Queue, TokenLog, Wanted
 from shared.errors import BusUnavailable, EngineFailed, Rejected
 from shared.events import Failure, Tokens
-from shared.jobs import Lane
+from shared.jobs import Job, Lane
 from worker.engine import Engine
 from worker.held import Held, HeldJobs
 from worker.intake import Intake, Registrar
@@ -34,6 +34,11 @@ REST_S = 3.0
 """For so long after it gave bulk back a worker leaves all of it to others."""
 QUICK_JOBS = 4
 """At once, beside all slots."""
+EXAMINED_S = 0.25
+"""A constraint that is tried for longer may be tried for seconds: its job wants no slot meanwhile, which others can
+have."""
+MOST_EXAMINED = 32
+"""Such jobs that are held at once."""
 
 log = structlog.get_logger(__name__)
 
@@ -45,8 +50,15 @@ def bulk_window(n_waiting: int, n_slots: int) -> int:
     return min(n_slots, max(1, n_waiting // 4))
 
 
-def _n_slots(jobs: Iterable[Held]) -> int:
-    return sum(held.n_slots for held in jobs)
+def _n_slots(jobs: Sequence[Held]) -> int:
+    """Slots that these take, or could soon."""
+    before = time.monotonic() - EXAMINED_S
+    examined = [held for held in jobs if _is_examined(held, before)][:MOST_EXAMINED]
+    return sum(held.n_slots for held in jobs) - sum(held.n_slots for held in examined)
+
+
+def _is_examined(held: Held, before: float) -> bool:
+    return held.job.is_constrained and not held.is_taken_in and held.held_since < before
 
 
 class Station(NamedTuple):
@@ -83,9 +95,11 @@ class Puller:
         self._held.on_freed = self.nudge
         self._held.on_cleared = self.sweep
         # Two threads: a long prompt being tokenized does not hold up a short one behind it. And one for what is quick
-        # by kind, which has no limit of length: a megabyte to tokenize must not keep prompts from their slots.
+        # by kind, which has no limit of length: a megabyte to tokenize must not keep prompts from their slots. And one
+        # for constraints, which are tried one at a time.
         self._intake_threads = ThreadPoolExecutor(2, thread_name_prefix="intake")
         self._quick_thread = ThreadPoolExecutor(1, thread_name_prefix="quick")
+        self._constraint_thread = ThreadPoolExecutor(1, thread_name_prefix="constraint")
 
     def nudge(self) -> None:
         """There may be room or work: look now. Event loop only."""
@@ -192,9 +206,8 @@ class Puller:
         """Template, tokens and limits in a thread, then into the engine. A no goes to the client as the job's end."""
         try:
             pasts = await self._pasts(claimed)
-            threads = self._quick_thread if claimed.job.is_quick else self._intake_threads
             intake: Intake = await asyncio.get_running_loop().run_in_executor(
-                threads, self._registrar.admit, claimed, pasts
+                self._threads(claimed.job), self._registrar.admit, claimed, pasts
             )
         except (Rejected, EngineFailed) as error:
             self._publisher.say(claimed.lease, Failure.of(error))
@@ -208,6 +221,11 @@ class Puller:
                 self._publisher.say(claimed.lease, intake.answer)
             held.ahead.extend(intake.tasks)
             self._publisher.feed(held)
+
+    def _threads(self, job: Job) -> ThreadPoolExecutor:
+        if job.is_quick:
+            return self._quick_thread
+        return self._constraint_thread if job.is_constrained else self._intake_threads
 
     async def _pasts(self, claimed: Claimed) -> dict[int, Past]:
         """What earlier attempts put in the log: a new attempt goes on behind it."""

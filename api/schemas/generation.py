@@ -18,9 +18,13 @@ LONGEST_MS = 2**53
 MAX_STOPS = 256
 MAX_STOP_LENGTH = 1024
 
-MAX_ALTERNATIVES = 1_000_000
+MAX_ALTERNATIVES = 262_144
 """Alternatives of all tokens of all answers. Each takes about 130 bytes of the queue's memory, in the log and the
 result."""
+WIDE = 1024
+MAX_WIDE_ALTERNATIVES = 65_536
+"""The same where a token has more than `WIDE`: they come within few steps, and neighbours' streams stand still while
+they are written down."""
 FREE_ALTERNATIVES = 20
 """As many as any client of OpenAI may ask for."""
 TYPICAL_LIMIT = 8192
@@ -133,5 +137,6 @@ class GenerationFields(SamplingFields):
     def _bounded_alternatives(self, n_answers: int) -> int:
         limit = self.limit()
         n_tokens = max(1, limit if limit >= 0 else TYPICAL_LIMIT)
-        most = MAX_ALTERNATIVES // (n_answers * n_tokens)
+        n_told = n_answers * n_tokens
+        most = min(MAX_ALTERNATIVES // n_told, max(WIDE, MAX_WIDE_ALTERNATIVES // n_told))
         return min(self.alternatives or 0, max(FREE_ALTERNATIVES, most))

@@ -1,7 +1,7 @@
 """Probabilities of tokens as each family tells them. Knows no request and no answer.
 
 Where two generations of clients read different keys, both are sent. A token that is half a character has U+FFFD for a
-text; its bytes are always exact.
+text where its bytes stand beside it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class LegacyLogprobs:
 
     def push(self, entries: Sequence[ChosenLogprob]) -> dict[str, Any]:
         return {
-            "tokens": [_text(entry) for entry in entries],
+            "tokens": [_exact_text(entry) for entry in entries],
             "token_logprobs": [entry.logprob for entry in entries],
             "top_logprobs": [_likeliest(entry) for entry in entries],
             "text_offset": [self._offset_of(entry) for entry in entries],
@@ -75,10 +75,10 @@ class LegacyLogprobs:
 
 
 def _likeliest(entry: ChosenLogprob) -> dict[str, float]:
-    """By text, the chosen token's with it; of two half characters that look alike, the likelier one's."""
+    """By text, the chosen token's with it."""
     told: dict[str, float] = {}
     for other in sorted((*entry.top, entry), key=lambda other: -other.logprob):
-        told.setdefault(_text(other), other.logprob)
+        told.setdefault(_exact_text(other), other.logprob)
     return told
 
 
@@ -88,6 +88,14 @@ def _token_json(entry: Logprob) -> dict[str, Any]:
 
 def _text(entry: Logprob) -> str:
     return entry.piece_bytes.decode(errors="replace")
+
+
+def _exact_text(entry: Logprob) -> str:
+    r"""As OpenAI writes a token that is no text of its own, and whose bytes have no other place: `bytes:\xf0\x9f`."""
+    try:
+        return entry.piece_bytes.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in entry.piece_bytes)
 
 
 def _probability(entry: Logprob) -> float:

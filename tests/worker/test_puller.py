@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from shared.bus import Claimed, EmbeddedServer, Lease, LeaseKeeper, Wanted, open_bus
-from shared.jobs import Completion, Job, Tokenize
+from shared.jobs import Completion, Constraint, Job, Tokenize
 from shared.settings import BusSettings
 from tests.chaos.engine import ByteModel, ScriptedEngine
 from tests.worker.test_held import answer
@@ -19,7 +19,7 @@ from worker.engine import EngineConfig, EngineSnapshot
 from worker.held import Held, HeldJobs
 from worker.intake import Registrar
 from worker.publisher import Publisher
-from worker.puller import QUICK_JOBS, Hands, Puller, Station, bulk_window
+from worker.puller import EXAMINED_S, MOST_EXAMINED, QUICK_JOBS, Hands, Puller, Station, bulk_window
 from worker.rules import Rules
 
 
@@ -73,6 +73,21 @@ async def test_a_job_counts_as_many_slots_as_it_has_sequences_to_go(tmp_path: Pa
         assert puller.wanted() == Wanted(quick=QUICK_JOBS, interactive=1, bulk=2)
         pair.hear(answer(0))
         assert puller.wanted() == Wanted(quick=QUICK_JOBS, interactive=2, bulk=3)
+
+
+async def test_while_a_constraint_is_tried_others_can_have_the_slot(tmp_path: Path) -> None:
+    request = Completion(prompts=("a",), constraint=Constraint(syntax="gbnf", text='root ::= "a"'))
+    async with pulling(BusSettings(redis_url=f"unix://{tmp_path}/nobody.sock"), n_slots=4) as (puller, held):
+        held.add(slow := claimed(1, request))
+        assert puller.wanted().interactive == 3, "most constraints are tried in a moment"
+        slow.held_since -= EXAMINED_S
+        assert puller.wanted().interactive == 4
+        slow.is_taken_in = True
+        assert puller.wanted().interactive == 3
+        for number in range(MOST_EXAMINED + 2):
+            held.add(slow := claimed(10 + number, request))
+            slow.held_since -= EXAMINED_S
+        assert puller.wanted().interactive == 1
 
 
 async def test_a_job_larger_than_its_worker_lets_one_other_in(tmp_path: Path) -> None:

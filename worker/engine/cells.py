@@ -236,14 +236,10 @@ class Cells:
         if resident.n_cached == 0:
             self.evict(resident)
 
-    def is_private(self, resident: Resident, start: int, end: int) -> bool:
-        """Whether no other has the cells at positions [start, end): only such may be moved or divided, since that
-        befalls all who have them."""
-        return self._account.n_private(resident.seq_id, start, end) == end - start
-
     def own(self, resident: Resident, start: int, end: int) -> bool:
         """Make the cells at positions [start, end) private if it is to be had for nothing: residents that are idle
-        lose what they have of them, and what is behind. False when one that runs or is parked has some."""
+        lose what they have of them, and what is behind. False when one that runs or is parked has some. Only private
+        cells may be moved or divided, since that befalls all who have them."""
         sharing = [
             other
             for other in self.residents
@@ -261,6 +257,7 @@ class Cells:
         Its cells move with it where they can, but never those that another has, who would not know: then they are
         dropped, and what stands in them is to be computed again, behind what is left.
         """
+        resident.leader = resident.awaited = None  # who computes a prefix of what it was, not of what it is now
         end, n_tokens = n_kept + n_gone, resident.n_tokens
         if self._can_shift and resident.n_cached >= end and self.own(resident, end, resident.n_cached):
             self._cache.shift(resident.seq_id, n_kept, end)

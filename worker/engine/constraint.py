@@ -37,8 +37,9 @@ FEW = 64
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A constraint ready for one sequence. Another wants its own: copies of a matcher share what llguidance learns of
-    the grammar on the way, and the limits of that."""
+    """A constraint ready for the sequences of one job. Another job wants its own: copies of a matcher share what
+    llguidance learns of the grammar on the way, and the limits of that. A large one costs half a second and megabytes,
+    too much for each of many sequences."""
 
     beginning: LLMatcher
     name: str

@@ -393,7 +393,8 @@ class Engine:
         return plan
 
     def _make_room(self, plan: Plan[Sequence]) -> None:
-        """No cells for what one sequence alone wants: ask for less, then end it."""
+        """No cells for what one sequence alone wants, since all others have given theirs up: ask for less, then end
+        it."""
         if plan.n_prefill > 1:
             self._schedule.plan_less(plan.n_prefill)
             return

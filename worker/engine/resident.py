@@ -45,7 +45,8 @@ class Resident:
     """Before this position each cell is what any sequence with the same beginning would compute; those behind have
     been moved, and still know of tokens that are gone."""
     leader: Resident | None = None
-    """A running sequence that computes a prefix of this one right now."""
+    """A running sequence that computes a prefix of this one right now: of its tokens as they are, so it is gone when
+    they change but at their end."""
     awaited: Ids | None = None
     """The leader's tokens, by which it is known that they are still the same."""
     n_awaited: int = 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 from llguidance import regex_to_lark
 
@@ -24,6 +25,11 @@ _OPTIONS = '%llguidance {"no_forcing": true}\n'
 
 WHITE_SPACE = r"\x20|\n[\x20\t]{0,20}"
 """At one place in JSON: enough to indent. Without a bound a model that likes white space writes nothing else."""
+
+FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uri uuid".split())
+"""Those that llguidance keeps to."""
+_PLAIN_VALUES = frozenset({"const", "enum", "default", "examples"})
+"""Keys whose values are no schemas."""
 
 _SCHEMA_OPTIONS = {"whitespace_pattern": WHITE_SPACE, "lenient": False, "coerce_one_of": False}
 
@@ -58,7 +64,21 @@ def _schema(text: str) -> str:
         schema = {}
     if not isinstance(schema, dict):
         raise BadGrammar("nothing satisfies it" if schema is False else "it must be an object or a boolean")
-    return json.dumps({**schema, "x-guidance": _SCHEMA_OPTIONS})
+    return json.dumps({**_with_known_formats(schema), "x-guidance": _SCHEMA_OPTIONS})
+
+
+def _with_known_formats(schema: Any) -> Any:
+    """To JSON Schema a format is a remark unless both sides know better, and clients have formats of their own."""
+    match schema:
+        case dict():
+            return {
+                key: value if key in _PLAIN_VALUES else _with_known_formats(value)
+                for key, value in schema.items()
+                if not (key == "format" and isinstance(value, str) and value not in FORMATS)
+            }
+        case list():
+            return [_with_known_formats(each) for each in schema]
+    return schema
 
 
 class _Writer:

@@ -182,7 +182,7 @@ async def test_the_sdk_reads_the_probabilities_of_a_legacy_completion(sdk: Async
     answer = await sdk.completions.create(**ask, logprobs=2)
     first, second = (choice.logprobs for choice in answer.choices)
     assert first is not None and second is not None
-    assert first.tokens == ["a", "\ufffd", "\ufffd", "b"] and first.text_offset == [0, 1, 1, 2]
+    assert first.tokens == ["a", r"bytes:\xf0\x9f\x91", r"bytes:\x8b", "b"] and first.text_offset == [0, 1, 1, 2]
     assert first.token_logprobs is not None and all(value < 0 for value in first.token_logprobs)
     assert first.top_logprobs is not None and [len(likely) for likely in first.top_logprobs] == [2, 2, 2, 2]
     assert second.tokens == ["c"] and second.text_offset == [0]

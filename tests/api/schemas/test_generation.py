@@ -287,11 +287,12 @@ def test_each_dialect_asks_for_probabilities_in_its_own_way(
 @pytest.mark.parametrize(
     ("given", "n_probs"),
     [
-        ({"n_probs": 60_000, "n_predict": 4}, 60_000),
+        ({"n_probs": 60_000, "n_predict": 1}, 60_000),
         ({"n_probs": 60_000, "n_predict": 0}, 60_000),
-        ({"n_probs": 60_000, "n_predict": 1000}, 1000),
-        ({"n_probs": 60_000}, 122),
-        ({"n_probs": 60_000, "n_predict": 10, "prompt": ["x", "y"], "n": 5}, 10_000),
+        ({"n_probs": 60_000, "n_predict": 4}, 16_384),
+        ({"n_probs": 60_000, "n_predict": 1000}, 262),
+        ({"n_probs": 60_000}, 32),
+        ({"n_probs": 60_000, "n_predict": 10, "prompt": ["x", "y"], "n": 5}, 1024),
         ({"n_probs": 20, "n_predict": 2**31 - 1}, 20),
     ],
     ids=str,

@@ -81,6 +81,7 @@ def test_legacy_offsets_count_characters_over_all_pieces() -> None:
     assert offsets == [[0], [2, 2], [3, 4]]
 
 
-def test_of_half_characters_that_look_alike_a_legacy_object_tells_the_likelier() -> None:
+def test_half_characters_of_a_legacy_object_are_told_by_their_bytes() -> None:
     told = LegacyLogprobs(is_post_sampling=False).push([entry(b"\x91", 0.1, (HALF, 0.6), (b"\x91", 0.1))])
-    assert told["top_logprobs"] == [{"\ufffd": math.log(0.6)}]
+    assert told["tokens"] == [r"bytes:\x91"]
+    assert told["top_logprobs"] == [{r"bytes:\xf0\x9f": math.log(0.6), r"bytes:\x91": math.log(0.1)}]

@@ -310,12 +310,10 @@ def test_cells_are_made_private_by_taking_them_from_the_idle_and_never_from_the_
         cached.cells.catch_up(follower)
         cached.compute(follower)
     cached.cells.release(first)
-    assert cached.cells.is_private(second, 61, 62)
     assert not cached.cells.own(second, 40, 62)
     assert first.n_cached == 62
     cached.cells.release(third)
     assert cached.cells.own(second, 40, 62)
-    assert cached.cells.is_private(second, 40, 62)
     assert (first.n_cached, second.n_cached, third.n_cached) == (40, 62, 40)
     assert cached.cells.n_free == N_CELLS - 62
 
@@ -408,3 +406,19 @@ def test_residents_are_always_what_the_cache_has(data: st.DataObject, can_rewind
                 assert full[0].n_pending >= 1
         assert set(running) <= set(cached.cells.residents)
         cached.check()
+
+
+@pytest.mark.parametrize("can_shift", [True, False])
+def test_who_shifts_waits_no_more_for_a_prefix_of_what_it_was(can_shift: bool) -> None:
+    cached = Cached(can_shift=can_shift)
+    leader = cached.place([*A, 1])
+    cached.compute(leader, 20)
+    follower = cached.place([*A, 2])
+    assert cached.is_following(follower)
+    cached.cells.shift(follower, 5, 20)
+    cached.compute(leader)
+    cached.cells.catch_up(follower)
+    assert follower.known.tolist() == [*A[:5], *A[25:], 2]
+    cached.check()
+    cached.compute(follower)
+    cached.check()

@@ -69,8 +69,9 @@ class Noise:
         hashes = _hash(np.arange(len(row), dtype=np.uint32), key)
         # An exponential number is never less than the uniform one that it is made of, so whose uniform number is too
         # large need not be looked at: that spares nearly all of the logarithms.
-        best = row[likeliest] + _gumbel(hashes[likeliest])
-        bounds = np.exp(row - np.float32(best)) * np.float32(1.001 * 2**32)
+        # Logits are taken as distances to the largest, since a large one leaves no digits for the noise.
+        lead = np.float32(_gumbel(hashes[likeliest]))
+        bounds = np.exp(row - row[likeliest] - lead) * np.float32(1.001 * 2**32)
         rivals = np.flatnonzero(hashes <= bounds)
         return int(rivals[(row[rivals] + _gumbel(hashes[rivals])).argmax()])
 

@@ -8,6 +8,7 @@ import pytest
 from shared.jobs import DEFAULT_SAMPLERS, Generation, SamplerKind, Sampling
 from tests.worker.engine.sampling.parts import row_of
 from worker.engine.sampling import NO_TOKEN, Floats, Sampler, Setting, Telling, choose
+from worker.engine.sampling.noise import Noise
 from worker.engine.task import GenerateTask, SequenceKey
 
 ALL_OFF: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -216,3 +217,14 @@ def test_scores_are_told_to_those_who_asked() -> None:
     choices = choose(logits.copy(), samplers, range(rows))
     assert [choice.scores is not None for choice in choices] == [False, True, True, False]
     assert [choice.token for choice in choices] == chosen(logits.copy(), plain, range(rows)), "and change nothing"
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e4, 1e6, 1e9, 1e30])
+def test_however_large_logits_are_the_likeliest_can_be_drawn(scale: float) -> None:
+    noise = Noise.at(range(50), [7] * 50)
+    row = row_of(1, 3000, 3.0) * np.float32(scale)
+    ids = np.arange(3000)[None]
+    for index in range(50):
+        token = noise.choose_from_all(index, row)
+        assert token == noise.of([index]).choose(ids, row[None])[0]
+        assert scale == 1.0 or token == row.argmax()
