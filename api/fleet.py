@@ -154,13 +154,14 @@ class Fleet:
     async def resolve_staffed(self, asked: str | None) -> str:
         """The same for a request that somebody waits for: NotReady also when no worker is there to take it."""
         found = await self.resolve(asked)
-        if not self._is_staffed(found):
+        if not self.is_staffed(found):
             await self.look()
-        if not self._is_staffed(found):
+        if not self.is_staffed(found):
             raise NotReady(f"No worker serves {found!r} now", retry_after_s=5)
         return found
 
-    def _is_staffed(self, model: str) -> bool:
+    def is_staffed(self, model: str) -> bool:
+        """Whether a worker serves a model, or loads it."""
         return any(worker.model.name == model and worker.status != "draining" for worker in self.workers)
 
     def _match(self, asked: str | None) -> str | None:

@@ -27,6 +27,10 @@ from shared.jobs import Job
 
 log = structlog.get_logger(__name__)
 
+UNSTAFFED_S = 15.0
+"""For so long there may be no worker for a job that none has taken yet: one that left may be on its way back."""
+LOOK_S = 1.0
+"""So often it is looked whether there is one."""
 OVERTIME_S = 10.0
 """How long after a deadline the relay still waits for the bus to say so, before it says so itself."""
 
@@ -164,7 +168,7 @@ async def made(context: Context, jobs: Sequence[Job]) -> AsyncIterator[MadeJobs]
         # Follow first: a channel keeps nothing for the late.
         readers = [await stack.enter_async_context(bus.log.follow(job.id, expects=True)) for job in jobs]
         hear = _alone(readers[0]) if len(readers) == 1 else await stack.enter_async_context(_merged(readers))
-        source = MadeJobs(jobs, hear)
+        source = MadeJobs(jobs, hear, lambda: context.fleet.is_staffed(jobs[0].model))
         try:
             for job in jobs:
                 await bus.queue.enqueue(job)
@@ -177,10 +181,15 @@ async def made(context: Context, jobs: Sequence[Job]) -> AsyncIterator[MadeJobs]
 class MadeJobs:
     """The jobs of one request, heard as one source. A failure of any is raised, since the answer needs them all."""
 
-    def __init__(self, jobs: Sequence[Job], hear: Hear) -> None:
+    def __init__(self, jobs: Sequence[Job], hear: Hear, is_staffed: Callable[[], bool] = lambda: True) -> None:
         self._hear = hear
+        self._is_staffed = is_staffed
+        self._staffed_at = time.monotonic()
+        self._model = jobs[0].model
         self._ends_at = time.monotonic() + max(job.deadline_s for job in jobs) + OVERTIME_S
         self._n_jobs = len(jobs)
+        self._waiting = set(range(len(jobs)))
+        """Places of those that no worker has taken."""
         self.running = set(range(len(jobs)))
         """Places of the jobs that have not ended as far as we know."""
 
@@ -189,20 +198,32 @@ class MadeJobs:
         return not self.running
 
     async def next(self, timeout_s: float) -> Heard | None:
+        """What is said next. None after a while without a word, which may be shorter than was asked for."""
+        self._check_staff()
         left_s = self._ends_at - time.monotonic()
         if left_s <= 0:
             raise Expired("The deadline passed before the job was done")
         try:
-            heard = await self._hear(min(timeout_s, left_s))
+            heard = await self._hear(min(timeout_s, left_s, LOOK_S if self._waiting else left_s))
         except UnknownJob:
             # Nobody asked for a job by name here: it was ours, and the queue's server has forgotten it.
             raise BusUnavailable("The queue has lost the job") from None
+        if heard is not None:
+            self._waiting.discard(heard.place)
         if heard is not None and isinstance(heard.event, Finished):
             self.running.discard(heard.place)
             failure = failure_of(heard.event)
             if failure is not None:
                 raise failure
         return heard
+
+    def _check_staff(self) -> None:
+        """A request is refused where no worker is. One may have left just as it came: then nobody would ever answer."""
+        now = time.monotonic()
+        if not self._waiting or self._is_staffed():
+            self._staffed_at = now
+        elif now - self._staffed_at > UNSTAFFED_S:
+            raise NotReady(f"No worker serves {self._model!r} now", retry_after_s=5)
 
     async def settle(self, within_s: float) -> list[Heard]:
         """Waits until all jobs are accepted or one speaks, and gives what was heard: until then errors are plain."""
@@ -212,7 +233,7 @@ class MadeJobs:
         while waiting and (left_s := ends_at - time.monotonic()) > 0:
             heard = await self.next(left_s)
             if heard is None:
-                break
+                continue
             heard_all.append(heard)
             if isinstance(heard.event, Tokens | Finished):
                 break

@@ -23,7 +23,14 @@ GOALS_MS = {"greedy": 2.0, "default": 8.0}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--slots", type=int, default=64, metavar="N", help="sequences at once (default: 64)")
+    parser.add_argument(
+        "--slots",
+        type=int,
+        default=64,
+        choices=range(1, 129),
+        metavar="N",
+        help="sequences at once, 1 to 128 (default: 64)",
+    )
     parser.add_argument("--turns", type=int, default=7, metavar="N", help="turns of each (default: 7)")
 
 

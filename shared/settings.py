@@ -181,8 +181,8 @@ class WorkerSettings(BusSettings):
     kv_unified_per_slot: Annotated[int, Flag("--kv-unified-per-slot")] = Field(
         0,
         ge=0,
-        description="longest sequence of a slot; more than ctx-size / parallel lets slots share what others leave, and "
-        "whoever came last waits when cells run out; without a ctx-size that is as much for each slot",
+        description="longest sequence of a slot in tokens; more than --ctx-size / --parallel lets a long one use what "
+        "others leave, and whoever came last waits when nothing is left. Without --ctx-size, each slot gets as much",
     )
     batch_size: Annotated[int, Flag("-b", "--batch-size")] = Field(
         2048, ge=1, description="tokens in one decode at most"
@@ -212,7 +212,9 @@ class WorkerSettings(BusSettings):
         description="let a text whose context is full lose its middle and go on, unless the request says otherwise",
     )
     shift_limit: Annotated[int, Flag("--shift-limit")] = Field(
-        0, ge=0, description="tokens that a request which shifts its context gets at most; 0 is ten contexts"
+        0,
+        ge=0,
+        description="tokens that a request which shifts its context gets at most; 0 is ten times a slot's context",
     )
     grp_attn_n: Annotated[int, Flag("-gan", "--grp-attn-n")] = Field(
         1,
@@ -222,16 +224,21 @@ class WorkerSettings(BusSettings):
         " longer than what the model was trained for; 1 is without. Only whole texts are reused then",
     )
     grp_attn_w: Annotated[int, Flag("-gaw", "--grp-attn-w")] = Field(
-        512, ge=1, description="self-extend: tokens of a group, whose last one still has a position for each"
+        512,
+        ge=1,
+        description="self-extend: width of the neighbourhood in which each token has a position of its own, a multiple"
+        " of -gan; excludes --context-shift",
     )
     n_predict: Annotated[int, Flag("-n", "--n-predict")] = Field(
         -1, ge=-1, description="tokens that a request without a limit of its own gets; -1 fills the context"
     )
     n_predict_max: Annotated[int, Flag("--n-predict-max")] = Field(
-        -1, ge=-1, description="tokens that no request gets more than; -1 for no such limit"
+        -1, ge=-1, description="tokens that no request gets more than; -1 for no such limit, 0 answers nothing"
     )
     system_prompt_file: Annotated[Path | None, Flag("-spf", "--system-prompt-file")] = Field(
-        None, description="file with what stands before the prompt of every completion that brings no system prompt"
+        None,
+        description="file with what stands before the prompt of every completion, but not of chats, that brings no"
+        " system_prompt of its own",
     )
     spm_infill: Annotated[bool, Flag("--spm-infill")] = Field(
         False, description="infill with the suffix before the prefix, as some models want it"

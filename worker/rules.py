@@ -28,7 +28,7 @@ class SystemPrompt(NamedTuple):
             text = path.read_text(encoding="utf-8")
         except OSError as error:
             raise ConfigError(
-                f"cannot read the system prompt {path}: {(error.strerror or str(error)).lower()}"
+                f"--system-prompt-file: cannot read {path}: {(error.strerror or str(error)).lower()}"
             ) from None
         except UnicodeDecodeError:
             raise ConfigError(f"the system prompt {path} is not UTF-8") from None

@@ -10,7 +10,7 @@ from starlette.types import Message
 
 from api.relay import Departure, MadeJobs
 from api.schemas.ask import Heard
-from shared.errors import Cancelled, EngineFailed, Expired, SlotstreamError
+from shared.errors import Cancelled, EngineFailed, Expired, NotReady, SlotstreamError
 from shared.events import Accepted, Failure, Finished, Tokens
 from shared.jobs import Completion, Job
 
@@ -80,7 +80,9 @@ def source(said: Sequence[Heard], n_jobs: int = 1) -> MadeJobs:
     script = iter(said)
 
     async def hear(timeout_s: float) -> Heard | None:
-        return next(script, None)
+        if (heard := next(script, None)) is None:
+            await asyncio.sleep(timeout_s)
+        return heard
 
     return MadeJobs(jobs(n_jobs), hear)
 
@@ -101,7 +103,7 @@ async def test_headers_wait_no_longer_than_for_the_first_token() -> None:
 
 
 async def test_headers_wait_no_longer_than_they_may() -> None:
-    assert await source([]).settle(1) == []
+    assert await source([]).settle(0.01) == []
     assert await source([Heard(0, None, ACCEPTED)]).settle(0) == []
 
 
@@ -120,6 +122,22 @@ async def test_an_ending_that_is_no_success_is_raised(finished: Finished, error:
     with pytest.raises(error):
         await followed.settle(1)
     assert followed.is_over
+
+
+async def test_a_job_that_nobody_can_take_is_given_up_and_one_that_was_taken_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("api.relay.UNSTAFFED_S", 0.01)
+    monkeypatch.setattr("api.relay.LOOK_S", 0.005)
+    script = iter([Heard(0, None, ACCEPTED), *[None] * 20, Heard(0, 1, DONE)])
+
+    async def hear(timeout_s: float) -> Heard | None:
+        await asyncio.sleep(min(timeout_s, 0.005))
+        return next(script, None)
+
+    assert await MadeJobs(jobs(1), hear, lambda: False).endings() == [DONE]
+    with pytest.raises(NotReady, match="No worker serves 'm' now"):
+        await MadeJobs(jobs(1), hear, lambda: False).endings()
 
 
 async def test_endings_come_in_the_order_of_the_jobs() -> None:

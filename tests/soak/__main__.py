@@ -136,7 +136,7 @@ def report(outcome: Outcome) -> str:
     """What was done, how quickly, how memory went, and what was wrong; for people."""
     crowd = outcome.crowd
     took = [seconds for _, seconds in crowd.probes]
-    cuts = quantiles(took, n=100) if len(took) > 1 else took * 99
+    cuts = quantiles(took, n=100, method="inclusive") if len(took) > 1 else took * 99
     lines = [
         f"{sum(crowd.done.values())} errands in {outcome.seconds / 60:.1f} min, "
         + ", ".join(f"{count} {kind}" for kind, count in sorted(crowd.done.items(), key=lambda item: -item[1])),

@@ -46,17 +46,21 @@ class Examiner:
         self._trial: subprocess.Popen[bytes] | None = None
 
     def examine(self, constraint: Constraint) -> Verdict:
-        """Raises EngineFailed when no process can be had for it."""
+        """Raises EngineFailed when no process can be had for it, or none that gets time on a processor."""
         with self._lock:
             if self._trial is not None and self._trial.poll() is not None:
                 self._end()  # somebody else ended it: no constraint is to blame
             trial = self._trial or self._start()
-            with contextlib.suppress(EOFError, BrokenPipeError):
+            try:
                 _send(trial, constraint)
-                if (verdict := _answer(trial)) is not None:
-                    return verdict
-            self._end()
-            return TOO_MUCH
+                verdict = _answer(trial)
+            except (EOFError, BrokenPipeError):
+                self._end()
+                return TOO_MUCH
+            if verdict is None:
+                self._end()
+                raise EngineFailed("constraints cannot be tried on this worker in time")
+            return verdict
 
     def close(self) -> None:
         with self._lock:

@@ -43,7 +43,7 @@ def test_a_file_that_was_cut_off_does_not_load(byte_model: Path, tmp_path: Path)
 
 def test_parameters_that_do_not_fit_are_one_sentence(byte_model: Path) -> None:
     with Model.load(byte_model) as model:
-        with pytest.raises(LoadFailed, match="cache type 'q9_9' is none of f32"):
+        with pytest.raises(LoadFailed, match=r"--cache-type-.: 'q9_9' is none of f32"):
             Context.open(model, ContextParams(256, 64, 64, 1, 1, 1, cache_type_k="q9_9"))
         with pytest.raises(LoadFailed, match="cannot make a context"):
             Context.open(model, ContextParams(256, 64, 64, 1, 1, 1, "off", cache_type_v="q8_0"))

@@ -134,7 +134,7 @@ def _check_file(path: Path) -> None:
     except OSError as error:
         raise LoadFailed(f"cannot read the model {path}: {(error.strerror or str(error)).lower()}") from None
     if magic != b"GGUF":
-        raise LoadFailed(f"{path} is not a GGUF file")
+        raise LoadFailed(f"--model: {path} is not a GGUF file")
 
 
 def model_pooling(model: Model) -> Pooling:

@@ -65,8 +65,8 @@ class ContextParams:
         params.n_threads = self.n_threads
         params.n_threads_batch = self.n_threads_batch
         params.flash_attn_type = {"auto": -1, "off": 0, "on": 1}[self.flash_attention]
-        params.type_k = _cache_type(self.cache_type_k)
-        params.type_v = _cache_type(self.cache_type_v)
+        params.type_k = _cache_type("--cache-type-k", self.cache_type_k)
+        params.type_v = _cache_type("--cache-type-v", self.cache_type_v)
         params.kv_unified = True
         params.no_perf = True
         params.embeddings = self.pooling is not None
@@ -78,7 +78,7 @@ class ContextParams:
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
 
-def _cache_type(name: str) -> int:
+def _cache_type(flag: str, name: str) -> int:
     if name not in CACHE_TYPES:
-        raise LoadFailed(f"cache type {name!r} is none of {', '.join(CACHE_TYPES)}")
+        raise LoadFailed(f"{flag}: {name!r} is none of {', '.join(CACHE_TYPES)}")
     return {"bf16": 30}.get(name) or int(getattr(llama_cpp, f"GGML_TYPE_{name.upper()}"))
