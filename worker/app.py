@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 import structlog
 
-from shared.bus import Bus, LeaseKeeper, open_bus
-from shared.errors import BusUnavailable
+from shared.bus import LeaseKeeper, open_bus
 from shared.settings import WorkerSettings
 from worker.engine import Engine, EngineConfig, OnEvents
+from worker.handover import Handover
 from worker.held import HeldJobs
 from worker.intake import Registrar
 from worker.presence import Announcer
@@ -63,23 +63,28 @@ async def run(settings: WorkerSettings, make_engine: Callable[[EngineConfig, OnE
                     on_lost=_in_loop(publisher.lose),
                 )
                 publisher.attach(engine, keeper)
+                hands = Hands(engine, held, publisher, keeper)
                 puller = Puller(
                     bus.queue,
                     bus.log,
-                    Hands(engine, held, publisher, keeper),
+                    hands,
                     Registrar(engine.model, Rules.of(settings, system_prompt, engine.n_ctx_slot), engine.grammars),
                     Station(worker_id, name, config.n_slots, settings.lease_s),
                 )
+                handover = Handover(bus.presence, hands, worker_id, on_given=puller.rest)
                 with keeper:
                     async with _beside(_watch(engine)), _beside(publisher.run(), publisher.close):
-                        async with _beside(puller.listen()), _beside(puller.run(), puller.close):
+                        async with (
+                            _beside(puller.listen()),
+                            _beside(puller.run(), puller.close),
+                            _beside(handover.run()),
+                        ):
                             await signals.wait()
                             announcer.draining()
                         log.info("draining", jobs=len(held), grace_s=settings.grace_s)
                         await signals.or_again(held.wait_empty(), settings.grace_s)
                         for job in held:
-                            engine.discard(job.job.id, job.lease.mark)
-                    await _give_back(bus, held)
+                            publisher.give_back(job)
             finally:
                 await asyncio.to_thread(engine.stop)
     log.info("left")
@@ -144,16 +149,6 @@ async def _watch(engine: Engine) -> None:
 def _is_stalled(engine: Engine) -> bool:
     snapshot = engine.snapshot()
     return snapshot.is_busy and time.monotonic() - snapshot.progress_at > STALL_S
-
-
-async def _give_back(bus: Bus, held: HeldJobs) -> None:
-    """What did not finish goes back with the tokens it has, and another worker takes it at once."""
-    for job in held:
-        try:
-            await bus.queue.release(job.lease)
-            log.info("given back", job=job.job.id, tokens=job.next_event - 1)
-        except BusUnavailable:
-            log.warning("not given back: its lease must run out first", job=job.job.id)
 
 
 def _in_loop(call: Callable[[T], None]) -> Callable[[T], None]:

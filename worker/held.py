@@ -17,7 +17,7 @@ from shared.jobs import Job, Lane
 from worker.engine import Task
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Held:
     """One claimed job.
 
@@ -36,6 +36,8 @@ class Held:
     """Those that it has not been given yet."""
     parts: dict[int, Part] = field(default_factory=dict)
     failure: Failure | None = None
+    is_leaving: bool = False
+    """It is on its way back to the queue, unless its ending came first."""
     accepted: Accepted | None = None
     progress: dict[int, Progress] = field(default_factory=dict)
     """By sequence, the latest."""
@@ -57,6 +59,16 @@ class Held:
     @property
     def is_complete(self) -> bool:
         return self.failure is not None or len(self.parts) >= self.expected
+
+    @property
+    def is_over(self) -> bool:
+        """This worker has no more to do with it than to say so."""
+        return self.is_complete or self.is_leaving
+
+    def leave(self) -> None:
+        """Another worker is to go on with it: the engine is given no more of it."""
+        self.is_leaving = True
+        self.ahead.clear()
 
     def take_tasks(self, most: int) -> list[Task]:
         """What the engine is to be given now, so that it has at most so many sequences of a job that wants several:
@@ -81,8 +93,9 @@ class Held:
 
     @property
     def is_urgent(self) -> bool:
-        """Whether somebody waits for what is unsent: a person for every token, bulk for its acceptance and its end."""
-        if self.is_complete or self.accepted is not None:
+        """Whether somebody waits for what is unsent: a person for every token, bulk for its acceptance and its end,
+        and another worker for what is given back."""
+        if self.is_over or self.accepted is not None:
             return True
         return self.job.lane is Lane.INTERACTIVE and bool(self.unsent or self.progress)
 

@@ -82,6 +82,8 @@ class Announcer:
             started_at=self._started_at,
             slots=tuple(SlotState(**asdict(slot)) for slot in snapshot.slots),
             n_slots=self._n_slots,
+            n_waiting=snapshot.n_waiting,
+            n_parked=snapshot.n_parked,
             host=platform.node(),
             pid=os.getpid(),
             build=BUILD,

@@ -115,14 +115,14 @@ class Publisher:
         )
 
     async def _send(self, jobs: list[Held]) -> None:
-        """One pipeline of appends, then the endings, which must not overtake them."""
+        """One pipeline of appends, then what ends or goes back, which must not overtake them."""
         self._sent_at = time.monotonic()
         chunks = [chunk for held in jobs for chunk in held.take_chunks()]
         if chunks:
             for chunk, verdict in zip(chunks, await self._append(chunks), strict=True):
                 self._heed(chunk.lease, verdict)
-        ending = [held for held in jobs if held.is_complete and self._held.get(held.job.id) is held]
-        await asyncio.gather(*(self._finish(held) for held in ending))
+        over = [held for held in jobs if held.is_over and self._held.get(held.job.id) is held]
+        await asyncio.gather(*(self._finish(held) if held.is_complete else self._release(held) for held in over))
 
     async def _append(self, chunks: list[Chunk]) -> list[Verdict]:
         """Repeating is safe: the log refuses an entry that it already has, and that counts as written."""
@@ -159,6 +159,26 @@ class Publisher:
                 await asyncio.sleep(wait * random.uniform(0.5, 1.5))
                 wait = min(wait * 2, RETRY_MAX_S)
         self._let_go(held)
+
+    async def _release(self, held: Held) -> None:
+        """Nothing is heard meanwhile, so nothing of this attempt can follow. Whether it was applied may stay unknown:
+        then its lease runs out, which is no death either."""
+        try:
+            if await self._queue.release(held.lease):
+                log.info("given back", job=held.job.id, tokens=held.next_event - 1)
+            else:
+                log.warning("a lease was lost", job=held.job.id)
+        except BusUnavailable:
+            log.warning("not given back: its lease must run out first", job=held.job.id)
+        self._let_go(held)
+
+    def give_back(self, held: Held) -> None:
+        """The job goes back to the queue with what it has said by then, and another worker can have it at once. Should
+        it have ended by then, or somebody have cancelled it, that stands. Event loop only."""
+        if self._engine:
+            self._engine.discard(held.job.id, held.lease.mark)
+        held.leave()
+        self._posted.set()
 
     def cancel(self, job_id: str) -> None:
         """Somebody wants the job stopped: the engine ends it between two decodes, and says so. A job that it does not

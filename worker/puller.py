@@ -30,6 +30,8 @@ from worker.publisher import Publisher
 
 POLL_S = 0.25
 """Longest time between two looks at the queue: a wake-up is a message, and messages get lost."""
+REST_S = 3.0
+"""For so long after it gave bulk back a worker leaves all of it to others."""
 QUICK_JOBS = 4
 """At once, beside all slots."""
 EXAMINED_S = 0.25
@@ -87,6 +89,7 @@ class Puller:
         self._n_waiting = 0
         self._sweep_at = 0.0
         self._share_at = 0.0
+        self._rests_until = 0.0
         self._nudged = asyncio.Event()
         self._is_closing = False
         self._held.on_freed = self.nudge
@@ -106,6 +109,10 @@ class Puller:
         """Jobs may lie without an owner: look for them now."""
         self._sweep_at = 0.0
         self._nudged.set()
+
+    def rest(self) -> None:
+        """Bulk is about to be given back: claim none for a while, so that it is not this worker that has it again."""
+        self._rests_until = time.monotonic() + REST_S
 
     async def run(self) -> None:
         """Pull until `close`; what was claimed by then is taken in."""
@@ -150,18 +157,21 @@ class Puller:
                         self.sweep()
 
     def wanted(self, *, may_share: bool = False) -> Wanted:
-        """`may_share`: one more, if a job that is larger than this worker has it alone, so that it keeps nobody out."""
+        """`may_share`: also what has no slot to itself. One more, if a job that is larger than this worker has it
+        alone, so that it keeps nobody out; and bulk while people have all slots, to grow old here until its turn."""
         interactive, bulk = self._held.of(Lane.INTERACTIVE), self._held.of(Lane.BULK)
         n_free = self._station.n_slots - _n_slots(interactive)
-        n_free_for_bulk = n_free + bulk_window(self._n_waiting, self._station.n_slots) - _n_slots(bulk)
+        window = bulk_window(self._n_waiting, self._station.n_slots) if n_free > 0 or may_share else 0
+        n_free_for_bulk = n_free + window - _n_slots(bulk)
         one_more = int(may_share and n_free < 0 and len(interactive) == 1)
         one_more_of_bulk = int(may_share and n_free_for_bulk < 0 and len(bulk) == 1)
         # What is parked goes first when there is room again; others may have room for more now.
         has_parked = self._engine.snapshot().n_parked > 0
+        is_resting = time.monotonic() < self._rests_until
         return Wanted(
             quick=max(0, QUICK_JOBS - len(self._held.of("quick"))),
             interactive=max(n_free, one_more),
-            bulk=0 if has_parked else max(n_free_for_bulk, one_more_of_bulk),
+            bulk=0 if has_parked or is_resting else max(n_free_for_bulk, one_more_of_bulk),
             suspects=0 if self._held.has_suspect else 1,
         )
 

@@ -67,6 +67,10 @@ class WorkerState(Wire):
     """Unix seconds."""
     slots: tuple[SlotState, ...]
     n_slots: int
+    n_waiting: int = 0
+    """Sequences and inputs that it has taken on and could not start yet."""
+    n_parked: int = 0
+    """Sequences that gave their slot or their cells to others."""
     host: str
     pid: int
     build: str

@@ -122,6 +122,11 @@ class Claimed:
     def is_suspect(self) -> bool:
         return self.deaths >= SUSPECT_DEATHS
 
+    @property
+    def n_given_back(self) -> int:
+        """How often it was given back: it was handed out so often more than attempts count."""
+        return self.lease.epoch - self.attempt
+
 
 class Chunk(NamedTuple):
     """What a job says at once. `first_event` is the number of the first of `events`; it counts without them too."""

@@ -10,6 +10,7 @@ from shared.bus import Claimed, Lease
 from shared.errors import Cancelled, EngineFailed, Expired, InvalidRequest, SlotstreamError
 from shared.events import Accepted, Answer, Failure, Progress, StopType, Tokens
 from shared.jobs import Completion, Job, Lane
+from worker.engine import GenerateTask, SequenceKey
 from worker.held import Held, HeldJobs
 
 
@@ -70,6 +71,15 @@ def test_a_person_waits_for_every_token_and_bulk_for_none() -> None:
     assert interactive.is_urgent and not bulk.is_urgent
     interactive.take_chunks()
     assert not interactive.is_urgent
+
+
+def test_of_what_leaves_the_engine_is_given_no_more_and_bulk_does_not_wait_with_it() -> None:
+    job = held(Lane.BULK, expected=2)
+    job.ahead.append(GenerateTask(SequenceKey(job.job.id, 1), (1,), Completion(prompts=("Hi",)), seed=1))
+    assert not (job.is_over or job.is_urgent)
+    job.leave()
+    assert job.is_over and job.is_urgent and not job.is_complete
+    assert job.take_tasks(8) == []
 
 
 @pytest.mark.parametrize("event", [Accepted(prompt_tokens=3, n_ctx=8), answer(), Failure.of(InvalidRequest("no"))])

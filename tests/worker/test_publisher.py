@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from shared.bus import Bus, Claimed, Wanted, open_bus
+from shared.bus import Bus, Chunk, Claimed, Lease, Verdict, Wanted, open_bus
+from shared.errors import BusUnavailable
 from shared.events import Accepted, Answer, StopType, Tokens
 from shared.jobs import Completion, Job, JobStatus, Lane
 from shared.settings import BusSettings
@@ -88,6 +89,69 @@ async def test_bulk_is_sent_as_a_checkpoint_and_all_of_it_when_the_publisher_clo
         for number in range(10):
             publisher.post([(key(job), said(number, str(number)))])
     assert await logged(bus, job) == [(number + 1, str(number)) for number in range(10)]
+
+
+async def test_what_is_given_back_has_all_that_was_said_before_and_nothing_of_what_is_said_after(bus: Bus) -> None:
+    job = Held(await claimed_job(bus, Lane.BULK), is_taken_in=True)
+    async with publishing(bus, job) as publisher:
+        publisher.post([(key(job.claimed), said(1, "a")), (key(job.claimed), said(2, "b"))])
+        publisher.give_back(job)
+        async for wake in bus.queue.wakes("w2", "m"):
+            if wake.kind == "released" or await is_queued(bus, job):
+                break
+        publisher.post([(key(job.claimed), said(3, "c")), (key(job.claimed), answer("abc"))])
+    assert await logged(bus, job.claimed) == [(1, "a"), (2, "b")]
+    [again] = await bus.queue.claim("w2", "m", Wanted(0, 0, 1), sweep=True)
+    assert (again.attempt, again.deaths, again.n_events, again.n_given_back) == (1, 0, 2, 1)
+
+
+async def test_what_ended_before_it_could_be_given_back_has_ended(bus: Bus) -> None:
+    job = Held(await claimed_job(bus, Lane.BULK), is_taken_in=True)
+    async with publishing(bus, job) as publisher:
+        publisher.post([(key(job.claimed), said(1, "a")), (key(job.claimed), answer("a"))])
+        publisher.give_back(job)
+    record = await bus.queue.record(job.job.id)
+    assert record and record.status is JobStatus.SUCCEEDED
+
+
+async def test_what_was_cancelled_ends_instead_of_being_given_back(bus: Bus) -> None:
+    job = Held(await claimed_job(bus, Lane.BULK), is_taken_in=True)
+    async with publishing(bus, job) as publisher:
+        await bus.queue.cancel(job.job.id)
+        publisher.give_back(job)
+        publisher.cancel(job.job.id)
+    record = await bus.queue.record(job.job.id)
+    assert record and record.status is JobStatus.CANCELLED
+
+
+async def test_giving_back_what_is_anothers_by_now_takes_nothing_from_it(bus: Bus) -> None:
+    job = Held(await claimed_job(bus, Lane.BULK), is_taken_in=True)
+    await bus.queue.release(job.lease)
+    [theirs] = await bus.queue.claim("w2", "m", Wanted(0, 0, 1), sweep=True)
+    async with publishing(bus, job) as publisher:
+        publisher.post([(key(job.claimed), said(1, "a"))])
+        publisher.give_back(job)
+    assert await bus.queue.append([Chunk(theirs.lease, 1, (said(2, "b"),))]) == [Verdict.OK]
+    assert await logged(bus, theirs) == [(1, "b")]
+
+
+async def test_what_cannot_be_given_back_is_let_go_and_its_lease_runs_out(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def release(lease: Lease) -> bool:
+        raise BusUnavailable("the server is away")
+
+    job = Held(await claimed_job(bus, Lane.BULK), is_taken_in=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(bus.queue, "release", release)
+        async with publishing(bus, job) as publisher:
+            publisher.give_back(job)
+    assert await bus.queue.append([Chunk(job.lease, 1)]) == [Verdict.OK]
+
+
+async def is_queued(bus: Bus, held: Held) -> bool:
+    record = await bus.queue.record(held.job.id)
+    return record is not None and record.status is JobStatus.QUEUED
 
 
 async def test_a_job_is_cancelled_while_its_prompt_is_still_being_read(bus: Bus) -> None:

@@ -108,6 +108,24 @@ async def test_no_more_bulk_is_wanted_while_some_is_parked(tmp_path: Path, monke
         assert puller.wanted() == Wanted(quick=QUICK_JOBS, interactive=4, bulk=0)
 
 
+async def test_while_people_have_all_slots_bulk_is_claimed_at_intervals_alone(tmp_path: Path) -> None:
+    async with pulling(BusSettings(redis_url=f"unix://{tmp_path}/nobody.sock"), n_slots=2) as (puller, held):
+        held.add(claimed(1, Completion(prompts=("a",), n=2)))
+        assert (puller.wanted().bulk, puller.wanted(may_share=True).bulk) == (0, 1)
+
+
+async def test_after_some_was_given_back_no_bulk_is_wanted_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pulling(BusSettings(redis_url=f"unix://{tmp_path}/nobody.sock"), n_slots=4) as (puller, _):
+        puller.rest()
+        for may_share in (False, True):
+            assert puller.wanted(may_share=may_share) == Wanted(quick=QUICK_JOBS, interactive=4, bulk=0)
+        monkeypatch.setattr("worker.puller.REST_S", 0.0)
+        puller.rest()
+        assert puller.wanted().bulk == 5
+
+
 async def test_a_server_that_is_away_at_the_start_is_listened_to_when_it_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ from worker.engine.config import EngineConfig
 from worker.engine.constraint import Grammar, Grammars
 from worker.engine.engine import Engine, EngineEvent, OnEvents
 from worker.engine.llama import FillTokens, LoadFailed, Model, ModelFacts
-from worker.engine.snapshot import BatchSnapshot, EngineSnapshot, SlotSnapshot
+from worker.engine.snapshot import BatchSnapshot, EngineSnapshot, SlotSnapshot, Stuck
 from worker.engine.task import EmbedTask, GenerateTask, SequenceKey, Task
 
 __all__ = [
@@ -27,5 +27,6 @@ __all__ = [
     "OnEvents",
     "SequenceKey",
     "SlotSnapshot",
+    "Stuck",
     "Task",
 ]

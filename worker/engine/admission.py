@@ -23,6 +23,7 @@ from shared.jobs import Lane
 from worker.engine.cells import Cells, Ids, Prefix
 from worker.engine.lanes import Ageing, Lanes
 from worker.engine.sequence import Phase, Sequence
+from worker.engine.snapshot import Stuck
 from worker.engine.task import GenerateTask, SequenceKey
 
 GROWTH = 16
@@ -60,7 +61,8 @@ class Newcomer(NamedTuple):
 class Admission:
     """The sequences that run, those that are parked, and the tasks that wait.
 
-    For the decode thread; `slots`, `n_waiting` and `n_parked` may be read from any. Its lists are written here alone.
+    For the decode thread; `slots`, `n_waiting`, `n_parked` and `stuck` may be read from any. Its lists are written here
+    alone.
     """
 
     def __init__(self, cells: Cells, launcher: Launching, n_slots: int, ageing: Ageing) -> None:
@@ -84,6 +86,11 @@ class Admission:
     @property
     def n_parked(self) -> int:
         return len(self._parked)
+
+    def stuck(self) -> tuple[Stuck, ...]:
+        """Bulk that has no slot."""
+        parked = [Stuck(each.task.key, each.parked_at) for each in list(self._parked) if each.is_bulk]
+        return (*parked, *(Stuck(newcomer.task.key, since) for newcomer, since in self._waiting.peek(Lane.BULK)))
 
     @property
     def is_idle(self) -> bool:

@@ -149,6 +149,7 @@ class Engine:
             slots=tuple(slots),
             n_waiting=self._admission.n_waiting + len(self._to_embed) + len(self._inbox),
             n_parked=self._admission.n_parked,
+            stuck=self._admission.stuck(),
             batch=batch,
             steps=meter.steps,
             progress_at=self._progress_at,

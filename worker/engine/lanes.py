@@ -60,6 +60,10 @@ class Lanes(Generic[T]):
         """The next few of a lane."""
         return (waiting.task for waiting in islice(self._lanes[lane], n))
 
+    def peek(self, lane: Lane) -> list[Waiting[T]]:
+        """All of a lane as it is now. From any thread: a deque is copied at once."""
+        return list(self._lanes[lane])
+
     def pop(self, lane: Lane, at: int = 0) -> Waiting[T]:
         """Take out the next of a lane, or the one so many behind it; IndexError when there is none."""
         waiting = self._lanes[lane][at]

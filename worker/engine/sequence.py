@@ -104,6 +104,8 @@ class Sequence:
     """When it came, or gave up its slot after a whole quantum in it."""
     placed_at: float = 0.0
     """When it got the slot that it has."""
+    parked_at: float = 0.0
+    """When it gave its slot up last."""
     guarded_until: float = 0.0
     """Until then it keeps its slot, whoever waits."""
     grouping: Grouping = UNGROUPED
@@ -208,7 +210,7 @@ class Sequence:
         assert self.has_slot
         if now - self.placed_at >= quantum_s:
             self.waits_since = now
-        self.phase = Phase.PARKED
+        self.phase, self.parked_at = Phase.PARKED, now
 
     def resume(self, slot: int, now: float) -> None:
         """Go on in another slot where it was: its prompt is not told of again, nor is a first token."""

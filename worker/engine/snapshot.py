@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from worker.engine.plan import Plan
-from worker.engine.sequence import Phase, Sequence
+from worker.engine.sequence import Sequence
+from worker.engine.task import SequenceKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class SlotSnapshot:
         """`sequence` is who is in it or was there last. From any thread: counts may be a step apart."""
         if sequence is None:
             return cls(id=slot, is_processing=False, n_ctx=n_ctx)
-        is_processing = sequence.phase is not Phase.ENDED
+        is_processing = sequence.has_slot and sequence.slot == slot
         return cls(
             id=slot,
             is_processing=is_processing,
@@ -66,6 +68,13 @@ class BatchSnapshot:
         return (*self.generating, *(slot for slot, _ in self.prefilling))
 
 
+class Stuck(NamedTuple):
+    """A sequence of bulk that has no slot, be it parked or not started yet, and since when (monotonic seconds)."""
+
+    key: SequenceKey
+    since: float
+
+
 @dataclass(frozen=True, slots=True)
 class EngineSnapshot:
     slots: tuple[SlotSnapshot, ...] = ()
@@ -73,6 +82,8 @@ class EngineSnapshot:
     """Tasks that are in the engine and have no slot yet, embeddings included."""
     n_parked: int = 0
     """Sequences that gave their slot to a person, or their cells to others, and wait for another."""
+    stuck: tuple[Stuck, ...] = ()
+    """Of those two, all of bulk, embeddings left out."""
     batch: BatchSnapshot = BatchSnapshot()
     """The last decode."""
     steps: int = 0

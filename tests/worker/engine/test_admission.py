@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shared.jobs import Lane
 from tests.worker.engine.harness import task
 from tests.worker.engine.parts import ScriptedCache, buffer, sequence_in
-from worker.engine import GenerateTask, admission
+from worker.engine import GenerateTask, SlotSnapshot, admission
 from worker.engine.admission import GROWTH, Admission
 from worker.engine.cells import Cells, Ids, Standing
 from worker.engine.lanes import Ageing
@@ -96,6 +96,21 @@ def test_people_take_the_slots_of_bulk_that_has_the_fewest_cells_and_never_those
     assert stage.admit() == ["i0", "i1"]
     assert (stage.admission.n_parked, stage.admission.n_waiting) == (2, 1)
     assert not stage.admission.has_slot_for_person()
+
+
+def test_bulk_without_a_slot_is_told_of_and_since_when() -> None:
+    stage = Stage()
+    came_at = time.monotonic() - 100
+    stage.come("b0", "b1", since=came_at)
+    stage.admit()
+    stage.come("i0", "i1")
+    before = time.monotonic()
+    stage.admit()
+    (parked, parked_at), (waiting, waits_since) = stage.admission.stuck()
+    assert (parked.job_id, waiting.job_id) == ("b0", "b1")
+    assert before <= parked_at <= time.monotonic()
+    assert waits_since == came_at
+    assert not SlotSnapshot.of(0, stage.sequence("b0"), 64).is_processing
 
 
 def test_parked_bulk_goes_on_with_its_cells_before_other_bulk_starts() -> None:
