@@ -423,7 +423,7 @@ def test_the_engine_measures_itself(byte_model: Path) -> None:
         ({"n_slots": 1000}, "at most"),
         ({"n_batch": 2, "n_slots": 4}, "batch-size"),
         ({"n_ctx": 8, "n_slots": 8}, "ctx-size"),
-        ({"cache_type_k": "f17"}, "cache type"),
+        ({"cache_type_k": "f17"}, "cache-type-k"),
     ],
 )
 def test_a_start_that_fails_is_one_sentence(byte_model: Path, wrong: dict[str, object], reason: str) -> None:
