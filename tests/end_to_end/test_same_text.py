@@ -69,6 +69,7 @@ async def worker(stack: Stack) -> Role:
     return await start_worker(stack)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 async def test_greedy_text_is_that_of_llama_server(stack: Stack, worker: Role) -> None:
     """All at once: each in a slot, beside seven others or waiting for them."""

@@ -17,6 +17,7 @@ from tests.soak.gauges import growth_of
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_some_seconds_of_everything_leave_nothing_wrong() -> None:
     command = [sys.executable, "-m", "tests.soak", "--minutes", "0.04", "--seed", "1", "--clients", "8"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=55, check=False)
