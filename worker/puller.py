@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -206,14 +206,16 @@ class Puller:
         """Template, tokens and limits in a thread, then into the engine. A no goes to the client as the job's end."""
         try:
             pasts = await self._pasts(claimed)
-            intake: Intake = await asyncio.get_running_loop().run_in_executor(
-                self._threads(claimed.job), self._registrar.admit, claimed, pasts
+            intake = await asyncio.get_running_loop().run_in_executor(
+                self._threads(claimed.job), self._admit, claimed, pasts
             )
         except (Rejected, EngineFailed) as error:
             self._publisher.say(claimed.lease, Failure.of(error))
             return
         held = self._still_held(claimed)
-        if held and not held.is_complete:  # it may have been cancelled meanwhile
+        if held and intake is None:
+            self._publisher.give_back(held)
+        elif held and intake and not held.is_complete:  # it may have been cancelled meanwhile
             held.expected = intake.n_parts
             held.is_taken_in = True
             self._publisher.say(claimed.lease, intake.accepted)
@@ -221,6 +223,14 @@ class Puller:
                 self._publisher.say(claimed.lease, intake.answer)
             held.ahead.extend(intake.tasks)
             self._publisher.feed(held)
+
+    def _admit(self, claimed: Claimed, pasts: Mapping[int, Past]) -> Intake | None:
+        """In a thread. None for a job that is gone by the time that its turn comes, or that is better tried by another
+        worker: with seconds for each constraint a line of them would hold up those behind it, or our leaving."""
+        is_leaving = self._is_closing and claimed.job.is_constrained
+        if is_leaving or self._still_held(claimed) is None:
+            return None
+        return self._registrar.admit(claimed, pasts)
 
     def _threads(self, job: Job) -> ThreadPoolExecutor:
         if job.is_quick:

@@ -90,6 +90,20 @@ async def test_while_a_constraint_is_tried_others_can_have_the_slot(tmp_path: Pa
         assert puller.wanted().interactive == 1
 
 
+async def test_a_constraint_is_not_tried_for_a_job_that_is_gone_nor_by_a_worker_that_leaves(tmp_path: Path) -> None:
+    request = Completion(prompts=("a",), constraint=Constraint(syntax="gbnf", text='root ::= "a"'))
+    async with pulling(BusSettings(redis_url=f"unix://{tmp_path}/nobody.sock")) as (puller, held):
+        await puller._take_in(claimed(1, request).claimed)
+        assert not len(held)
+        held.add(late := claimed(0, request))
+        puller.close()
+        await puller._take_in(late.claimed)
+        assert late.is_over and not late.is_complete, "it goes back, and is no failure"
+        held.add(plain := claimed(1, Completion(prompts=("a",))))
+        await puller._take_in(plain.claimed)
+        assert plain.is_taken_in
+
+
 async def test_a_job_larger_than_its_worker_lets_one_other_in(tmp_path: Path) -> None:
     async with pulling(BusSettings(redis_url=f"unix://{tmp_path}/nobody.sock"), n_slots=4) as (puller, held):
         held.add(many := claimed(1, Completion(prompts=("a",), n=9)))
