@@ -116,12 +116,13 @@ class Answer(Wire):
 
 
 class Vector(Wire):
-    """The embedding of one input: little-endian float32, base64."""
+    """The embedding of one input: little-endian float32, base64; or one for each of its tokens, row after row."""
 
     kind: Literal["vector"] = "vector"
     index: int = 0
     prompt_tokens: int
     f32: str
+    n_rows: int = Field(1, ge=1)
 
     @classmethod
     def of(cls, index: int, values: NDArray[np.float32], prompt_tokens: int) -> Vector:
@@ -130,6 +131,15 @@ class Vector(Wire):
 
     def values(self) -> NDArray[np.float32]:
         return np.frombuffer(base64.b64decode(self.f32), dtype="<f4")
+
+
+class Score(Wire):
+    """How well one document answers a query: the model's own number, higher is better."""
+
+    kind: Literal["score"] = "score"
+    index: int = 0
+    prompt_tokens: int
+    score: float
 
 
 class TokenIds(Wire):
@@ -156,7 +166,27 @@ class Text(Wire):
     text: str
 
 
-Part = Annotated[Answer | Vector | TokenIds | Text, Field(discriminator="kind")]
+class SlotReport(Wire):
+    """What was done with a slot's cache."""
+
+    kind: Literal["slot_report"] = "slot_report"
+    index: int = 0
+    n_tokens: int
+    """Saved, restored or erased."""
+    n_bytes: int = 0
+    """Written or read."""
+    ms: float = 0.0
+
+
+class AdapterScales(Wire):
+    """What is in force now, for each adapter of the worker."""
+
+    kind: Literal["adapter_scales"] = "adapter_scales"
+    index: int = 0
+    scales: tuple[float, ...]
+
+
+Part = Annotated[Answer | Vector | Score | TokenIds | Text | SlotReport | AdapterScales, Field(discriminator="kind")]
 
 
 class Failure(Wire):

@@ -132,6 +132,30 @@ class Constraint(Wire):
         return self.field or self.syntax
 
 
+class Adapter(Wire):
+    """How much of a LoRA adapter is added to the model."""
+
+    id: int = Field(ge=0)
+    """Its place among those that the worker has loaded."""
+    scale: float
+
+
+class Image(Wire):
+    """A picture as the client sent it."""
+
+    data: str
+    """The bytes of its file in base64: PNG, JPEG and what else is read, checked for size by the API."""
+
+
+class Media(Wire):
+    """What a prompt has besides text."""
+
+    mark: str = Field(min_length=8)
+    """Stands in the prompts or messages for the next of `images`, once for each. Made for this request, of nothing that
+    its texts contain: no client can write it."""
+    images: tuple[Image, ...] = Field(min_length=1)
+
+
 class Truncation(StrEnum):
     """How a prompt that does not fit is cut behind the tokens that are kept."""
 
@@ -169,6 +193,12 @@ class Generation(Wire):
     post_sampling_probs: bool = False
     """Whether they are those after the sampler chain."""
     timings_per_token: bool = False
+    media: Media | None = None
+    """Images of its prompts; those of several come one after the other."""
+    lora: tuple[Adapter, ...] | None = None
+    """Scales of the worker's adapters, 0 for those that are not named; None leaves them to the worker."""
+    id_slot: int = Field(-1, ge=-1)
+    """The slot to run in, counted modulo those of the worker; -1 for any."""
 
     @property
     def n_prompts(self) -> int:
@@ -231,10 +261,33 @@ class Chat(Generation):
     template_kwargs: dict[str, Any] = {}
 
 
+MAX_NORM = 100
+
+
 class Embedding(Wire):
     kind: Literal["embedding"] = "embedding"
     inputs: tuple[Prompt, ...]
-    normalize: bool = True
+    norm: int = Field(2, ge=-1, le=MAX_NORM)
+    """What each vector is divided by: -1 nothing, 0 so that its greatest value is 32760, else its p-norm: 1 taxicab, 2
+    Euclidean. llama.cpp's `embd_normalize`. Vectors of single tokens are left as they are."""
+    is_pooled: bool = False
+    """One vector for each input is wanted: a worker that does not pool refuses."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_version_2(cls, fields: Any) -> Any:
+        """It knew whether to normalize, and one way to."""
+        if isinstance(fields, dict) and "norm" not in fields and "normalize" in fields:
+            return {**fields, "norm": 2 if fields["normalize"] else -1}
+        return fields
+
+
+class Rerank(Wire):
+    """How well each document answers the query, as a model judges that was made for it."""
+
+    kind: Literal["rerank"] = "rerank"
+    query: str
+    documents: tuple[str, ...] = Field(min_length=1)
 
 
 class Tokenize(Wire):
@@ -258,11 +311,31 @@ class ApplyTemplate(Wire):
     chat: Chat
 
 
-QuickRequest = Tokenize | Detokenize | ApplyTemplate
-"""What is answered in a moment and needs no slot."""
+class SlotAction(Wire):
+    """Keeps what a slot has in the cache in a file of its worker, brings it back, or forgets it."""
+
+    kind: Literal["slot_action"] = "slot_action"
+    action: Literal["save", "restore", "erase"]
+    slot: int = Field(ge=0)
+    """Counted modulo those of the worker."""
+    filename: str = ""
+    """In the worker's folder."""
+
+
+class SetAdapters(Wire):
+    """What requests get that name no adapters, from now on."""
+
+    kind: Literal["set_adapters"] = "set_adapters"
+    adapters: tuple[Adapter, ...]
+    """0 for those that are not named."""
+
+
+QuickRequest = Tokenize | Detokenize | ApplyTemplate | SlotAction | SetAdapters
+"""What is answered in a moment and needs no slot to itself."""
 
 Request = Annotated[
-    Completion | Infill | Chat | Embedding | Tokenize | Detokenize | ApplyTemplate, Field(discriminator="kind")
+    Completion | Infill | Chat | Embedding | Rerank | Tokenize | Detokenize | ApplyTemplate | SlotAction | SetAdapters,
+    Field(discriminator="kind"),
 ]
 
 
@@ -296,6 +369,18 @@ class Job(Wire):
         return self.request.n_sequences if isinstance(self.request, Generation) else 1
 
     @property
+    def version(self) -> int:
+        """The oldest kind of worker that reads it as it is meant."""
+        match self.request:
+            case Embedding() | Rerank() | SlotAction() | SetAdapters():
+                return 3
+            case Generation(media=None, lora=None, id_slot=-1):
+                return 2
+            case Generation():
+                return 3
+        return 2
+
+    @property
     def queue(self) -> str:
         """Which line it stands in: its lane's, or that of what needs no slot."""
         return "quick" if self.is_quick else self.lane.value
@@ -327,10 +412,10 @@ class JobRecord(Wire):
         return self.finished.failure if self.finished else None
 
 
-VERSION = 2
-"""Of jobs as they travel. Raise it when a request means something that an older worker would misread or refuse: such
-jobs wait for newer workers. A new field that may be dropped needs no new version. The other way round there is no
-waiting: what older versions have queued must be readable for good."""
+VERSION = 3
+"""Of jobs as they travel; a job may be of an older one (`Job.version`). Raise it when a request means something that
+an older worker would misread or refuse: such jobs wait for newer workers. A new field that may be dropped needs no new
+version. The other way round there is no waiting: what older versions have queued must be readable for good."""
 
 
 def new_job_id(partition: int = 0) -> str:

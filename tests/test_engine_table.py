@@ -30,7 +30,7 @@ top_n_sigma xtc_probability xtc_threshold dry_multiplier dry_base dry_allowed_le
 dry_sequence_breakers adaptive_target adaptive_decay backend_sampling lora grammar_lazy grammar_triggers
 preserved_tokens input_extra multimodal_data response_format"""
 RUNNER_OPTIONS = "num_keep num_predict seed top_k top_p min_p typical_p repeat_last_n temperature mirostat stop"
-OWN_NAMES = {"constraint": "grammar", "has_logprobs": "logprobs"}
+OWN_NAMES = {"constraint": "grammar", "has_logprobs": "logprobs", "media": "image_data"}
 """Fields of ours that a client knows by another name."""
 
 

@@ -26,8 +26,11 @@ from shared.jobs import (
     Infill,
     Job,
     Prompt,
+    Rerank,
     SamplerKind,
     Sampling,
+    SetAdapters,
+    SlotAction,
     Tokenize,
 )
 from worker.chat import ChatTemplate
@@ -90,6 +93,8 @@ class Registrar:
                 return Intake(self._accepted(len(tokens)), answer=Text(text=self._model.detokenize(tokens)))
             case ApplyTemplate(chat=chat):
                 return Intake(self._accepted(0), answer=Text(text=self._template.render(chat)))
+            case Rerank() | SlotAction() | SetAdapters():
+                raise NotSupported("this worker cannot do that")
 
     def _accepted(self, n_tokens: int) -> Accepted:
         return Accepted(prompt_tokens=n_tokens, n_ctx=self._rules.n_ctx)
@@ -180,7 +185,7 @@ class Registrar:
             EmbedTask(
                 SequenceKey(claimed.job.id, index, claimed.lease.mark),
                 tokens,
-                request.normalize,
+                request.norm,
                 claimed.job.lane,
                 _deadline(claimed),
             )

@@ -31,7 +31,7 @@ def embeddings(fields: dict[str, Any]) -> Ask:
         raise bad_field("input", "is needed")
     if typed.dimensions is not None:
         raise bad_field("dimensions", "the model's vectors cannot be shortened")
-    request = Embedding(inputs=inputs_of("input", fields["input"]), normalize=typed.embd_normalize == 2)
+    request = Embedding(inputs=inputs_of("input", fields["input"]), norm=typed.embd_normalize)
     return Ask(
         request=request,
         shape=lambda origin: EmbeddingShape(typed.model or origin.model, is_base64=typed.encoding_format == "base64"),

@@ -38,6 +38,14 @@ class SlotState(Wire):
     n_remain: int = -1
 
 
+class AdapterCard(Wire):
+    """A LoRA adapter that a worker has loaded; its id is its place among them."""
+
+    path: str
+    scale: float
+    """Of requests that name none."""
+
+
 class ModelCard(Wire):
     """What a client may know of a served model; the counts are the GGUF's own."""
 
@@ -55,6 +63,12 @@ class ModelCard(Wire):
     bos_token: str = ""
     eos_token: str = ""
     description: str = ""
+    can_generate: bool = True
+    pooling: str = ""
+    """Of embeddings: none, mean, cls, last, or rank for a model that reranks; empty while it is not known."""
+    has_vision: bool = False
+    has_slot_files: bool = False
+    adapters: tuple[AdapterCard, ...] = ()
 
 
 class WorkerState(Wire):
@@ -62,7 +76,12 @@ class WorkerState(Wire):
 
     id: str
     model: ModelCard
-    status: Literal["loading", "ready", "draining"]
+    status: Literal["loading", "ready", "draining", "failed"]
+    """`failed`: it could not start, and is gone; this is left for those who wait for it."""
+    progress: float = 1.0
+    """Of loading, 0 to 1."""
+    failure: str = ""
+    """Why it failed, in a sentence."""
     started_at: float
     """Unix seconds."""
     slots: tuple[SlotState, ...]

@@ -415,7 +415,7 @@ class Queue:
             job.endpoint,
             json.dumps(job.metadata) if job.metadata else "",
             "1" if job.is_durable else "0",
-            VERSION,
+            job.version,
             1 if worker else job.n_slots,
         ]
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from shared.jobs import Completion, Job
+from shared.jobs import VERSION, Adapter, Completion, Embedding, Job, Request, Rerank, Tokenize
 
 
 @pytest.mark.parametrize("prompt", ["Hello", [1, "two"]])
@@ -14,3 +14,27 @@ def test_a_completion_that_an_older_version_queued_is_read(prompt: str | list[in
     assert isinstance(request, Completion)
     assert request.prompts == (prompt if isinstance(prompt, str) else tuple(prompt),)
     assert Job.from_json(Job.from_json(json.dumps(queued)).to_json()).request == request
+
+
+@pytest.mark.parametrize(("normalize", "norm"), [(True, 2), (False, -1)])
+def test_an_embedding_that_an_older_version_queued_is_read(normalize: bool, norm: int) -> None:
+    queued = {"id": "job_0_0a", "model": "m", "request": {"kind": "embedding", "inputs": ["a"], "normalize": normalize}}
+    request = Job.from_json(json.dumps(queued)).request
+    assert isinstance(request, Embedding)
+    assert request.norm == norm
+
+
+@pytest.mark.parametrize(
+    ("request_", "version"),
+    [
+        (Completion(prompts=("a",)), 2),
+        (Tokenize(content="a"), 2),
+        (Completion(prompts=("a",), lora=(Adapter(id=0, scale=1.0),)), VERSION),
+        (Completion(prompts=("a",), lora=()), VERSION),
+        (Completion(prompts=("a",), id_slot=0), VERSION),
+        (Embedding(inputs=("a",)), VERSION),
+        (Rerank(query="a", documents=("b",)), VERSION),
+    ],
+)
+def test_a_job_asks_for_no_newer_worker_than_it_needs(request_: Request, version: int) -> None:
+    assert Job(id="job_0_0a", model="m", request=request_).version == version

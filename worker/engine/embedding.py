@@ -79,7 +79,7 @@ class Embedder:
             return Failure.of(EngineFailed(values.reason))
         if not np.isfinite(values).all():
             return Failure.of(EngineFailed("the embedding has values that are not numbers"))
-        values = normalized(values) if task.normalize else values
+        values = normalized(values) if task.norm == 2 else values
         return Vector.of(task.key.index, values, len(task.tokens))
 
     def _embed_anew(self, tokens: Ids) -> Floats | DecodeFailed:

@@ -66,7 +66,8 @@ class EmbedTask:
 
     key: SequenceKey
     tokens: tuple[int, ...]
-    normalize: bool = True
+    norm: int = 2
+    """As in the request."""
     lane: Lane = Lane.INTERACTIVE
     deadline: float | None = None
 

@@ -11,10 +11,8 @@ from tests.worker.engine.harness import Recorded, config, task
 from worker.engine import EmbedTask, EngineConfig, EngineEvent, SequenceKey
 
 
-def embed(
-    job_id: str, tokens: list[int], *, normalize: bool = True, lane: Lane = Lane.INTERACTIVE, index: int = 0
-) -> EmbedTask:
-    return EmbedTask(SequenceKey(job_id, index), tuple(tokens), normalize, lane)
+def embed(job_id: str, tokens: list[int], *, norm: int = 2, lane: Lane = Lane.INTERACTIVE, index: int = 0) -> EmbedTask:
+    return EmbedTask(SequenceKey(job_id, index), tuple(tokens), norm, lane)
 
 
 def vector(engine: Recorded, job_id: str) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
@@ -25,7 +23,7 @@ def vector(engine: Recorded, job_id: str) -> np.ndarray[tuple[int], np.dtype[np.
 
 def test_a_vector_has_the_models_width_and_length_one(byte_model: Path) -> None:
     with Recorded(config(byte_model)) as engine:
-        engine.submit(embed("unit", list(b"hello")), embed("raw", list(b"hello"), normalize=False))
+        engine.submit(embed("unit", list(b"hello")), embed("raw", list(b"hello"), norm=-1))
         unit, raw = vector(engine, "unit"), vector(engine, "raw")
     assert unit.shape == (64,)
     assert np.linalg.norm(unit) == pytest.approx(1.0, abs=1e-5)
