@@ -207,6 +207,21 @@ class WorkerSettings(BusSettings):
     pooling: Annotated[Literal["mean", "cls", "last"] | None, Flag("--pooling")] = Field(
         None, description="pooling of embeddings; default: the model's own, else mean"
     )
+    mmproj: Annotated[Path | None, Flag("-mm", "--mmproj")] = Field(
+        None, description="GGUF file of the model's vision projector, so that prompts can have images"
+    )
+    mmproj_auto: Annotated[bool, Flag("--mmproj-auto")] = Field(
+        True, description="use the file of --mmproj; --no-mmproj leaves it unused"
+    )
+    mmproj_offload: Annotated[bool, Flag("--mmproj-offload")] = Field(
+        True, description="compute the projector on the GPU, where there is one"
+    )
+    image_min_tokens: Annotated[int, Flag("--image-min-tokens")] = Field(
+        0, ge=0, description="tokens of an image at least, where the projector can choose; 0 leaves it to the projector"
+    )
+    image_max_tokens: Annotated[int, Flag("--image-max-tokens")] = Field(
+        0, ge=0, description="tokens of an image at most, where the projector can choose; 0 leaves it to the projector"
+    )
     context_shift: Annotated[bool, Flag("--context-shift")] = Field(
         False,
         description="let a text whose context is full lose its middle and go on, unless the request says otherwise",

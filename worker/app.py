@@ -68,7 +68,12 @@ async def run(settings: WorkerSettings, make_engine: Callable[[EngineConfig, OnE
                     bus.queue,
                     bus.log,
                     hands,
-                    Registrar(engine.model, Rules.of(settings, system_prompt, engine.n_ctx_slot), engine.grammars),
+                    Registrar(
+                        engine.model,
+                        Rules.of(settings, system_prompt, engine.n_ctx_slot),
+                        engine.grammars,
+                        engine.vision,
+                    ),
                     Station(worker_id, name, config.n_slots, settings.lease_s),
                 )
                 handover = Handover(bus.presence, hands, worker_id, on_given=puller.rest)

@@ -111,4 +111,5 @@ def _card(name: str, engine: Engine) -> ModelCard:
         bos_token=facts.bos_token,
         eos_token=facts.eos_token,
         description=facts.description,
+        has_vision=engine.vision is not None,
     )

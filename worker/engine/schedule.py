@@ -1,7 +1,7 @@
-"""What is computed next: a batch or inputs to embed, whose, and how much at once.
+"""What is computed next: a batch, rows of an image or inputs to embed, whose, and how much at once.
 
-Batches and embeddings take turns; in both, bulk yields to people as far as its own turns allow. Decides only, for the
-decode thread: knows nothing of llama.cpp, cells or text.
+They take turns; in each, bulk yields to people as far as its own turns allow. Decides only, for the decode thread:
+knows nothing of llama.cpp, cells or text.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from shared.jobs import Lane
 from worker.engine.faults import Trial
 from worker.engine.lanes import Ageing, Lanes
-from worker.engine.plan import Pace, Plan, Yielding, plan_batch, with_bulk
+from worker.engine.plan import Pace, Plan, Yielding, plan_batch, plan_image, with_bulk
 from worker.engine.sequence import Sequence
 from worker.engine.task import EmbedTask
 
@@ -30,13 +30,26 @@ class Schedule:
         self._n_batch = self._max_prefill = n_batch
         self._yielding = Yielding()
         self._embed_yielding = Yielding()
+        self._image_yielding = Yielding()
         self._embed_ageing = ageing
-        self._has_embedded = False
+        self._has_embedded = self._has_seen_image = False
         self._hurried_until = 0.0
 
     def plan(self, running: list[Sequence], pace: Pace) -> Plan[Sequence]:
-        """What goes into the next decode."""
+        """What goes into the next decode: tokens and rows of images in turns, when there are both."""
         self._has_embedded = False
+        viewer = self._next_viewer(running, pace)
+        if viewer is None or self._has_seen_image:
+            self._has_seen_image = False
+            plan = self._plan_tokens(running, pace)
+            if viewer is None or plan.n_tokens:
+                return plan
+        self._has_seen_image = True
+        if viewer.is_bulk:
+            self._image_yielding.took_turn()
+        return plan_image(viewer, self._n_rows(running, pace))
+
+    def _plan_tokens(self, running: list[Sequence], pace: Pace) -> Plan[Sequence]:
         if people := _people(running):
             return self._plan_beside(people, running, pace)
         self._yielding.took_turn()
@@ -46,7 +59,10 @@ class Schedule:
     def plan_trial(self, trial: Trial[Sequence]) -> Plan[Sequence]:
         """The same after one that failed."""
         members = [sequence for sequence in trial.sequences if sequence.has_slot]
-        return plan_batch(members, self._n_batch, min(trial.n_prefill, self._max_prefill))
+        n_prefill = min(trial.n_prefill, self._max_prefill)
+        plan = plan_batch(members, self._n_batch, n_prefill)
+        viewers = [sequence for sequence in members if sequence.is_at_image and sequence.n_wanted]
+        return plan_image(viewers[0], n_prefill) if viewers and not plan.n_tokens else plan
 
     def decoded(self) -> None:
         """What was planned had room: the next may be as large as any."""
@@ -106,7 +122,25 @@ class Schedule:
         else:
             self._yielding.passed()
         self._embed_yielding.passed()
+        self._image_yielding.passed()
         return with_bulk(plan, bulk, room, pace, n_batch=self._n_batch, n_prefill=self._max_prefill)
+
+    def _next_viewer(self, running: list[Sequence], pace: Pace) -> Sequence | None:
+        """Whose image is next: a person's; that of bulk beside people only when it is due. Of several, his who was
+        served the longest ago."""
+        viewers = [sequence for sequence in running if sequence.is_at_image and sequence.n_wanted]
+        if not viewers:
+            return None
+        viewer = min(viewers, key=lambda each: (each.is_bulk, each.served_at))
+        if not viewer.is_bulk or not (people := _people(running)):
+            return viewer
+        people_ms = pace.least_ms(sum(sequence.is_generating for sequence in people), 0)
+        cost_ms = pace.expected_ms(0, plan_image(viewer, self._n_rows(running, pace)).n_prefill)
+        return viewer if self._image_yielding.is_due(people_ms, cost_ms) else None
+
+    def _n_rows(self, running: list[Sequence], pace: Pace) -> int:
+        """Of an image, where it can be decoded in parts."""
+        return self._n_prefill([], pace, is_hurried=bool(_people(running)) or self._have_people_come())
 
     def _n_prefill(self, sequences: list[Sequence], pace: Pace, *, is_hurried: bool) -> int:
         n_generating = sum(sequence.is_generating for sequence in sequences)

@@ -9,7 +9,7 @@ go with their length.
 """
 
 from worker.engine.llama.backend import Floats, Ids, LoadFailed, max_sequences
-from worker.engine.llama.batch import Piece
+from worker.engine.llama.batch import Piece, Rows
 from worker.engine.llama.context import (
     Context,
     Decoded,
@@ -23,6 +23,7 @@ from worker.engine.llama.facts import FillTokens, ModelFacts
 from worker.engine.llama.interrupt import Interrupt
 from worker.engine.llama.model import Model, model_pooling
 from worker.engine.llama.params import CACHE_TYPES, ContextParams
+from worker.engine.llama.projector import Pixels, Projector, Slice, View
 
 __all__ = [
     "CACHE_TYPES",
@@ -42,6 +43,11 @@ __all__ = [
     "OutOfCells",
     "Outcome",
     "Piece",
+    "Pixels",
+    "Projector",
+    "Rows",
+    "Slice",
+    "View",
     "max_sequences",
     "model_pooling",
 ]

@@ -9,6 +9,7 @@ import ctypes
 import logging
 import threading
 from collections import deque
+from pathlib import Path
 
 import llama_cpp
 import numpy as np
@@ -39,7 +40,7 @@ _last_level = 0
 
 
 @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
-def _on_log(level: int, text: bytes, _user: ctypes.c_void_p) -> None:
+def on_log(level: int, text: bytes, _user: ctypes.c_void_p) -> None:
     """Warnings and errors go to our log; level 5 continues the line before."""
     global _last_level  # noqa: PLW0603 - llama.cpp knows one log for the whole process
     level = _last_level if level == 5 else level
@@ -60,7 +61,7 @@ def acquire() -> None:
     global _backend_users  # noqa: PLW0603 - one backend per process, counted
     with _backend_lock:
         if _backend_users == 0:
-            llama_cpp.llama_log_set(_on_log, ctypes.c_void_p(0))
+            llama_cpp.llama_log_set(on_log, ctypes.c_void_p(0))
             llama_cpp.llama_backend_init()
         _backend_users += 1
 
@@ -84,6 +85,17 @@ def because() -> str:
     if not reasons:
         return ""
     return ": " + reasons[0].rsplit("error loading model: ", 1)[-1].rstrip(".")
+
+
+def check_file(flag: str, what: str, path: Path) -> None:
+    """LoadFailed unless the file can be read, and is of the kind that llama.cpp reads."""
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise LoadFailed(f"cannot read the {what} {path}: {(error.strerror or str(error)).lower()}") from None
+    if magic != b"GGUF":
+        raise LoadFailed(f"{flag}: {path} is not a GGUF file")
 
 
 def max_sequences() -> int:

@@ -48,7 +48,7 @@ class Model:
     @classmethod
     def load(cls, path: Path, *, n_gpu_layers: int = -1) -> Self:
         """Map the file into memory. LoadFailed when it is missing, unreadable, or nothing llama.cpp knows."""
-        _check_file(path)
+        backend.check_file("--model", "model", path)
         backend.acquire()
         backend.forget_errors()
         params = llama_cpp.llama_model_default_params()
@@ -125,16 +125,6 @@ class Model:
                 raise ValueError("a token id is outside the vocabulary")
             known = self._bytes[token, special] = token_piece(self._vocab, token, special)
         return known
-
-
-def _check_file(path: Path) -> None:
-    try:
-        with path.open("rb") as file:
-            magic = file.read(4)
-    except OSError as error:
-        raise LoadFailed(f"cannot read the model {path}: {(error.strerror or str(error)).lower()}") from None
-    if magic != b"GGUF":
-        raise LoadFailed(f"--model: {path} is not a GGUF file")
 
 
 def model_pooling(model: Model) -> Pooling:
