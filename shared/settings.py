@@ -48,6 +48,7 @@ def _split(value: Any) -> Any:
     return tuple(part.strip() for text in texts for part in text.split(",") if part.strip())
 
 
+Texts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_split)]
 
 
@@ -228,6 +229,15 @@ class WorkerSettings(BusSettings):
         ge=1,
         description="self-extend: width of the neighbourhood in which each token has a position of its own, a multiple"
         " of -gan; excludes --context-shift",
+    )
+    lora: Annotated[Texts, Flag("--lora")] = Field(
+        (), description="GGUF file of a LoRA adapter; several with commas, or the flag again. Their ids count from 0"
+    )
+    lora_scaled: Annotated[Texts, Flag("--lora-scaled")] = Field(
+        (), description="the same with its scale, PATH:SCALE, for requests that name none; ids go on behind --lora"
+    )
+    lora_init_without_apply: Annotated[bool, Flag("--lora-init-without-apply")] = Field(
+        False, description="start with all adapters' scales at 0, until a request or POST /lora-adapters sets them"
     )
     n_predict: Annotated[int, Flag("-n", "--n-predict")] = Field(
         -1, ge=-1, description="tokens that a request without a limit of its own gets; -1 fills the context"
