@@ -44,6 +44,9 @@ class AdapterCard(Wire):
     path: str
     scale: float
     """Of requests that name none."""
+    task_name: str = ""
+    prompt_prefix: str = ""
+    """What the file says of itself, if anything."""
 
 
 class ModelCard(Wire):
@@ -69,6 +72,10 @@ class ModelCard(Wire):
     has_vision: bool = False
     has_slot_files: bool = False
     adapters: tuple[AdapterCard, ...] = ()
+    adapters_set_at: float = 0.0
+    """When their scales were last set, Unix seconds; 0 while they are those it was started with. A worker that starts
+    adopts the latest of its peers. So whoever sets them everywhere asks those too that are still loading: what they
+    are sent meanwhile comes after what they adopt."""
 
 
 class WorkerState(Wire):

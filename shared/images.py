@@ -1,0 +1,61 @@
+"""Images as clients send them: whether one is taken, judged by its text and the header of its file alone.
+
+Nothing is decompressed here: a file of a few bytes may claim to be a picture of gigabytes. Knows nothing of models.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import struct
+from typing import NamedTuple
+
+from PIL import Image, WebPImagePlugin
+
+from shared.errors import InvalidRequest
+
+__all__ = ["FORMATS", "MAX_PIXELS", "Header", "content_of", "header_of"]
+
+FORMATS = ("PNG", "JPEG", WebPImagePlugin.WebPImageFile.format, "GIF", "BMP")
+"""What is read. All other formats that Pillow knows stay shut: each is code that strangers would reach."""
+MAX_PIXELS = 40_000_000
+"""Of one image: a page scanned at 600 dpi has 35 million, a phone's picture 12 to 24. Each costs a worker some 16 bytes
+while it is read, and models see no more than some millions."""
+
+
+class Header(NamedTuple):
+    """What the file says of itself."""
+
+    format: str
+    width: int
+    height: int
+
+
+def content_of(data: str, name: str, *, param: str | None = None) -> bytes:
+    """The bytes of a file in base64, of which nothing is overlooked; white space is. InvalidRequest, about the image of
+    that name, for what is not base64 or has nothing in it."""
+    try:
+        content = base64.b64decode("".join(data.split()), validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidRequest(f"{name} is not valid base64", param=param) from None
+    if not content:
+        raise InvalidRequest(f"{name} is empty", param=param)
+    return content
+
+
+def header_of(content: bytes, name: str, *, param: str | None = None) -> Header:
+    """What a file's header says. InvalidRequest when it is no image of FORMATS, or of more than MAX_PIXELS."""
+    try:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+            header = Header(str(image.format), image.width, image.height)
+    except Image.DecompressionBombError:
+        raise InvalidRequest(f"{name} has more than the {MAX_PIXELS} pixels that are taken", param=param) from None
+    except (OSError, ValueError, SyntaxError, EOFError, struct.error):
+        raise InvalidRequest(f"{name} is no readable image: {', '.join(FORMATS)} are taken", param=param) from None
+    if header.width * header.height > MAX_PIXELS:
+        raise InvalidRequest(
+            f"{name} has {header.width} x {header.height} pixels, more than the {MAX_PIXELS} that are taken",
+            param=param,
+        )
+    return header
