@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import tomllib
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, Self, Union, get_args, get_origin
 
-from pydantic import BeforeValidator, Field, SecretStr, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings.sources import InitSettingsSource
@@ -48,7 +50,22 @@ def _split(value: Any) -> Any:
     return tuple(part.strip() for text in texts for part in text.split(",") if part.strip())
 
 
+Texts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_split)]
+
+
+def _hosts(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Names, addresses and networks, nothing else: a mistyped one would silently allow nothing."""
+    for text in texts:
+        try:
+            ip_network(text, strict=False)
+        except ValueError:
+            if re.fullmatch(r"(?=.*[a-zA-Z])[a-zA-Z0-9_-]+(\.[a-zA-Z0-9_-]+)*\.?", text) is None:
+                raise ValueError(f"{text} is neither a host's name nor an address nor a network") from None
+    return texts
+
+
+Hosts = Annotated[tuple[str, ...], NoDecode, AfterValidator(_hosts), BeforeValidator(_split)]
 
 
 class ConfigError(Exception):
@@ -163,6 +180,20 @@ class ApiSettings(BusSettings):
         15.0, ge=0, description="seconds that a stream's headers wait for a worker's yes or no"
     )
     max_body_mb: Annotated[float, Flag("--max-body-mb")] = Field(32.0, gt=0, description="largest request body in MB")
+    max_image_mb: Annotated[float, Flag("--max-image-mb")] = Field(
+        10.0, gt=0, le=1000, description="largest image of a request in MB, as its file"
+    )
+    allow_image_urls: Annotated[bool, Flag("--allow-image-urls")] = Field(
+        False, description="fetch images that a request names by http or https; those within it are always taken"
+    )
+    image_timeout_s: Annotated[float, Flag("--image-timeout-s")] = Field(
+        10.0, gt=0, le=600, description="seconds that fetching one image may take"
+    )
+    allow_hosts: Annotated[Hosts, Flag("--allow-hosts")] = Field(
+        (),
+        description="hosts that may be called on a client's word though they are private or on ports besides 80 and"
+        " 443: names, addresses and networks, with commas",
+    )
 
 
 class WorkerSettings(BusSettings):
@@ -243,6 +274,15 @@ class WorkerSettings(BusSettings):
         ge=1,
         description="self-extend: width of the neighbourhood in which each token has a position of its own, a multiple"
         " of -gan; excludes --context-shift",
+    )
+    lora: Annotated[Texts, Flag("--lora")] = Field(
+        (), description="GGUF file of a LoRA adapter; several with commas, or the flag again. Their ids count from 0"
+    )
+    lora_scaled: Annotated[Texts, Flag("--lora-scaled")] = Field(
+        (), description="the same with its scale, PATH:SCALE, for requests that name none; ids go on behind --lora"
+    )
+    lora_init_without_apply: Annotated[bool, Flag("--lora-init-without-apply")] = Field(
+        False, description="start with all adapters' scales at 0, until a request or POST /lora-adapters sets them"
     )
     n_predict: Annotated[int, Flag("-n", "--n-predict")] = Field(
         -1, ge=-1, description="tokens that a request without a limit of its own gets; -1 fills the context"

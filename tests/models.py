@@ -23,6 +23,7 @@ from worker.demo import demo_model_path
 __all__ = [
     "demo_model_path",
     "tiny_model",
+    "write_adapter",
     "write_byte_model",
     "write_demo_vocab_model",
     "write_encoder_model",
@@ -170,6 +171,32 @@ def write_projector(path: Path, kind: Literal["mlp", "gemma3"] = "mlp", *, n_out
         writer.add_vision_projector_scale_factor(2)
         weights.add_ones("mm.soft_emb_norm.weight", n_embd)
         weights.add("mm.input_projection.weight", n_embd, n_out, scale=n_embd**-0.5)
+    return _finish(writer, path)
+
+
+def write_adapter(
+    path: Path,
+    *,
+    architecture: str = "llama",
+    n_layers: int = 2,
+    width: int = N_EMBD,
+    alpha: float = 8.0,
+    kind: str = "lora",
+    invocation: Sequence[int] = (),
+    seed: int = 1,
+) -> Path:
+    """A LoRA adapter of rank 4 for what a block's attention gives: enough to change what the byte model says. With an
+    `invocation` it is one that begins to work where these tokens stand."""
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", kind)
+    writer.add_float32("adapter.lora.alpha", alpha)
+    if invocation:
+        writer.add_array("adapter.alora.invocation_tokens", [np.uint32(token) for token in invocation])
+    weights, rank = _Weights(writer, seed), 4
+    for layer in range(n_layers):
+        weights.add(f"blk.{layer}.attn_output.weight.lora_a", rank, width)
+        weights.add(f"blk.{layer}.attn_output.weight.lora_b", width, rank)
     return _finish(writer, path)
 
 

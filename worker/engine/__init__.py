@@ -3,6 +3,7 @@
 Tasks go in from any thread and events come out through one callback per step. Knows no asyncio, no queue, no JSON.
 """
 
+from worker.engine.adapters import Adapters, Defaults
 from worker.engine.config import EngineConfig
 from worker.engine.constraint import Grammar, Grammars
 from worker.engine.engine import Engine, EngineEvent, OnEvents
@@ -13,7 +14,9 @@ from worker.engine.task import EmbedTask, GenerateTask, SequenceKey, Task
 from worker.engine.vision import TooManyRows, Vision
 
 __all__ = [
+    "Adapters",
     "BatchSnapshot",
+    "Defaults",
     "EmbedTask",
     "Engine",
     "EngineConfig",

@@ -42,6 +42,8 @@ class Parts:
 def assemble(config: EngineConfig, open_context: OpenContext, resources: ExitStack) -> Parts:
     """Load the model and make all that works with it; `resources` frees it. LoadFailed."""
     model = resources.enter_context(Model.load(config.model, n_gpu_layers=config.n_gpu_layers))
+    if config.adapters:
+        model.load_adapters([adapter.path for adapter in config.adapters])
     n_ctx = config.n_ctx or model.facts.n_ctx_train
     n_ctx_slot = min(config.n_ctx_slot or n_ctx // config.n_slots, n_ctx)
     _check(config, n_ctx_slot)
@@ -49,6 +51,7 @@ def assemble(config: EngineConfig, open_context: OpenContext, resources: ExitSta
     context = resources.enter_context(open_context(model, ContextParams.to_generate(config, n_ctx, n_ids)))
     if config.grouping.n > 1 and not context.can_shift:
         raise LoadFailed("--grp-attn-n is more than 1, and what this model has in its cache cannot be moved")
+    context.adapt(tuple(adapter.scale for adapter in config.adapters))
     context.warm_up()
     vision = None
     if config.projector is not None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from shared.settings import ConfigError, WorkerSettings
 from worker.demo import demo_model_path
+from worker.engine.adapters import AdapterFile, as_computed
 from worker.engine.grouping import UNGROUPED, Grouping
 from worker.engine.lanes import AGE_S, QUANTUM_S
 from worker.threads import choose_threads
@@ -70,6 +72,8 @@ class EngineConfig:
     shift_limit: int = 0
     """Tokens that a sequence which shifts may choose at most; 0 is ten contexts."""
     grouping: Grouping = UNGROUPED
+    adapters: tuple[AdapterFile, ...] = ()
+    """By their ids."""
     projector: ProjectorConfig | None = None
     """None: images are refused."""
     age_s: float = AGE_S
@@ -98,6 +102,7 @@ class EngineConfig:
             context_shift=settings.context_shift,
             shift_limit=settings.shift_limit,
             grouping=_grouping(settings),
+            adapters=_adapters(settings),
             projector=ProjectorConfig.from_settings(settings, n_threads),
         )
 
@@ -113,3 +118,19 @@ def _grouping(settings: WorkerSettings) -> Grouping:
             "--context-shift and --grp-attn-n exclude each other: what shares a position cannot be shifted"
         )
     return Grouping(n, width)
+
+
+def _adapters(settings: WorkerSettings) -> tuple[AdapterFile, ...]:
+    files = (*(AdapterFile(Path(path)) for path in settings.lora), *map(_scaled, settings.lora_scaled))
+    return tuple(file._replace(scale=0.0) for file in files) if settings.lora_init_without_apply else files
+
+
+def _scaled(text: str) -> AdapterFile:
+    path, _, number = text.rpartition(":")
+    try:
+        scale = as_computed(float(number))
+    except ValueError:
+        scale = math.nan
+    if not path or not math.isfinite(scale):
+        raise ConfigError(f"--lora-scaled: {text!r} is not a file and its scale, PATH:SCALE")
+    return AdapterFile(Path(path), scale)

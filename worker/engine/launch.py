@@ -5,6 +5,7 @@ Knows the model and the cells; nothing of lanes, of batches, or of who goes firs
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 
@@ -58,6 +59,8 @@ class Launcher:
         for param, ids in _ids(task):
             if not self._model.has_tokens(ids):
                 return InvalidRequest(f"{param} has token ids outside the vocabulary", param=param)
+        if len(task.scales) != len(self._model.adapters) or not all(map(math.isfinite, task.scales)):
+            return InvalidRequest("the scales are not those of this worker's adapters", param="lora")
         if task.images and (error := self._check_images(task)):
             return error
         if n_prompt >= n_ctx:
@@ -111,6 +114,7 @@ class Launcher:
             len(known),
             may_reuse=task.request.cache_prompt,
             is_patient=task.lane is Lane.BULK,
+            scales=task.scales,
             spans=spans_of(task.images),
         )
         matcher = Matcher(task.grammar, self._masks) if task.grammar is not None else None

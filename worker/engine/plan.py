@@ -105,7 +105,7 @@ class Plan(Generic[S]):
 def plan_batch(sequences: Sequence[S], n_batch: int, n_prefill: int) -> Plan[S]:
     """A row for each generating sequence first, then prompts in fair shares of at most `n_prefill` tokens."""
     generating = [sequence for sequence in sequences if sequence.is_generating][:n_batch]
-    prompts = [sequence for sequence in sequences if not sequence.is_generating and _wants_tokens(sequence)]
+    prompts = [sequence for sequence in sequences if not sequence.is_generating and wants_tokens(sequence)]
     room = min(n_prefill, n_batch - len(generating))
     shares = fair_shares([sequence.n_wanted for sequence in prompts], room)
     prefill = [(sequence, share) for sequence, share in zip(prompts, shares, strict=True) if share]
@@ -142,7 +142,7 @@ def with_bulk(plan: Plan[S], bulk: Iterable[S], room: Room, pace: Pace, *, n_bat
     generating: list[S] = []
     prefill: list[tuple[S, int]] = []
     ms, n_free, n_prefill = room.ms, n_batch - plan.n_tokens, n_prefill - plan.n_prefill
-    for sequence in filter(_wants_tokens, bulk):
+    for sequence in filter(wants_tokens, bulk):
         at_least = 1 if room.must_serve and not (generating or prefill) else 0
         cost_ms = pace.row_ms if sequence.is_generating else pace.token_ms
         n_fitting = max(int(ms / cost_ms) if cost_ms > 0 else 0, at_least)
@@ -275,7 +275,7 @@ class Pace:
         return min(max(n_fitting, MIN_PREFILL), self._n_batch)
 
 
-def _wants_tokens(sequence: Wanting) -> bool:
+def wants_tokens(sequence: Wanting) -> bool:
     return sequence.n_wanted > 0 and not sequence.is_at_image
 
 

@@ -12,6 +12,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+from worker.engine.adapters import Scales
 from worker.engine.spans import NO_SPANS, Spans
 
 Ids = NDArray[np.int32]
@@ -37,6 +38,8 @@ class Resident:
     """It may be held up for others, so that only those who are patient too should wait for it."""
     may_reuse: bool = True
     """It takes what others have computed."""
+    scales: Scales = ()
+    """Of the adapters with which it is computed: of use to those alone that have the same."""
     spans: Spans = NO_SPANS
     """Which of the tokens are images."""
     seq_id: int = NOWHERE

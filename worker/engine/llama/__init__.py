@@ -8,6 +8,7 @@ ids of sequences by the context; positions and the size of a batch by `cells` an
 go with their length.
 """
 
+from worker.engine.llama.adapter import LoadedAdapters
 from worker.engine.llama.backend import Floats, Ids, LoadFailed, max_sequences
 from worker.engine.llama.batch import Piece, Rows
 from worker.engine.llama.context import (
@@ -37,6 +38,7 @@ __all__ = [
     "Interrupt",
     "Interrupted",
     "LoadFailed",
+    "LoadedAdapters",
     "Model",
     "ModelFacts",
     "OpenContext",
