@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 import math
 import re
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -65,6 +66,8 @@ def _row(value: Any) -> Any:
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
         return texts
+    if not all(text.strip() for text in texts):
+        raise ValueError("must not be empty")
     return tuple(part.strip() for row in csv.reader(texts) for part in row if part.strip())
 
 
@@ -102,10 +105,22 @@ def _check_placements(value: tuple[str, ...]) -> tuple[str, ...]:
     return value
 
 
+def _hosts(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Names, addresses and networks, nothing else: a mistyped one would silently allow nothing."""
+    for text in texts:
+        try:
+            ip_network(text, strict=False)
+        except ValueError:
+            if re.fullmatch(r"(?=.*[a-zA-Z])[a-zA-Z0-9_-]+(\.[a-zA-Z0-9_-]+)*\.?", text) is None:
+                raise ValueError(f"{text} is neither a host's name nor an address nor a network") from None
+    return texts
+
+
 Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_split)]
 Texts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_row)]
 Proportions = Annotated[tuple[float, ...], NoDecode, BeforeValidator(_proportions), AfterValidator(_check_proportions)]
 Factor = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Hosts = Annotated[tuple[str, ...], NoDecode, AfterValidator(_hosts), BeforeValidator(_row)]
 
 
 class BusSettings(Settings):
@@ -171,6 +186,20 @@ class ApiSettings(BusSettings):
         15.0, ge=0, description="seconds that a stream's headers wait for a worker's yes or no"
     )
     max_body_mb: Annotated[float, Flag("--max-body-mb")] = Field(32.0, gt=0, description="largest request body in MB")
+    max_image_mb: Annotated[float, Flag("--max-image-mb")] = Field(
+        10.0, gt=0, le=1000, description="largest image of a request in MB, as its file"
+    )
+    allow_image_urls: Annotated[bool, Flag("--allow-image-urls")] = Field(
+        False, description="fetch images that a request names by http or https; those within it are always taken"
+    )
+    image_timeout_s: Annotated[float, Flag("--image-timeout-s")] = Field(
+        10.0, gt=0, le=600, description="seconds that fetching one image may take"
+    )
+    allow_hosts: Annotated[Hosts, Flag("--allow-hosts")] = Field(
+        (),
+        description="hosts that may be called on a client's word though they are private or on ports besides 80 and"
+        " 443: names, addresses and networks, with commas",
+    )
 
 
 class ModelSettings(Settings):
@@ -350,6 +379,22 @@ class DeviceSettings(Settings):
     )
 
 
+class AdapterSettings(Settings):
+    """LoRA adapters beside the model."""
+
+    group: ClassVar[str] = "adapters"
+
+    lora: Annotated[Texts, Flag("--lora")] = Field(
+        (), description="GGUF file of a LoRA adapter; several with commas, or the flag again. Their ids count from 0"
+    )
+    lora_scaled: Annotated[Texts, Flag("--lora-scaled")] = Field(
+        (), description="the same with its scale, PATH:SCALE, for requests that name none; ids go on behind --lora"
+    )
+    lora_init_without_apply: Annotated[bool, Flag("--lora-init-without-apply")] = Field(
+        False, description="start with all adapters' scales at 0, until a request or POST /lora-adapters sets them"
+    )
+
+
 class EmbeddingSettings(Settings):
     """Vectors of texts."""
 
@@ -408,6 +453,7 @@ class WorkerSettings(
     RopeSettings,
     BatchSettings,
     DeviceSettings,
+    AdapterSettings,
     EmbeddingSettings,
     TextSettings,
     LeavingSettings,

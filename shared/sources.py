@@ -6,6 +6,8 @@ value stands, also in a child that a supervisor started.
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import re
@@ -217,8 +219,12 @@ def _blame(cls: type[Settings], places: Mapping[str, str], sentence: str) -> str
 def _as_variable(value: Any) -> str:
     if isinstance(value, SecretStr):
         return value.get_secret_value()
-    if isinstance(value, tuple):
+    if isinstance(value, tuple) and any(isinstance(item, SecretStr) for item in value):
         return ",".join(_as_variable(item) for item in value)
+    if isinstance(value, tuple):
+        row = io.StringIO()
+        csv.writer(row, lineterminator="").writerow([_as_variable(item) for item in value])
+        return row.getvalue()
     if isinstance(value, bool):
         return "1" if value else "0"
     return "" if value is None else str(value)

@@ -40,6 +40,8 @@ class Parts:
 def assemble(config: EngineConfig, open_context: OpenContext, watch: LoadWatch, resources: ExitStack) -> Parts:
     """Load the model and make all that works with it; `resources` frees it. LoadFailed, LoadAbandoned."""
     model = resources.enter_context(Model.load(config.model, config.load, watch))
+    if config.adapters:
+        model.load_adapters([adapter.path for adapter in config.adapters])
     n_ctx = config.n_ctx or model.facts.n_ctx_train
     n_ctx_slot = min(config.n_ctx_slot or n_ctx // config.n_slots, n_ctx)
     _check(config, n_ctx_slot)
@@ -47,6 +49,7 @@ def assemble(config: EngineConfig, open_context: OpenContext, watch: LoadWatch, 
     context = resources.enter_context(open_context(model, ContextParams.to_generate(config, n_ctx, n_ids)))
     if config.grouping.n > 1 and not context.can_shift:
         raise LoadFailed("--grp-attn-n is more than 1, and what this model has in its cache cannot be moved")
+    context.adapt(tuple(adapter.scale for adapter in config.adapters))
     if config.warms_up:
         context.warm_up()
     embedder = resources.enter_context(Embedder(model, config, open_context))

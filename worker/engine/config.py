@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Self
@@ -9,6 +10,7 @@ from typing import Literal, Self
 from shared.overrides import MetadataOverride
 from shared.settings import CacheType, ConfigError, LoadMode, WorkerSettings
 from worker.demo import demo_model_path
+from worker.engine.adapters import AdapterFile, as_computed
 from worker.engine.grouping import UNGROUPED, Grouping
 from worker.engine.lanes import AGE_S, QUANTUM_S
 from worker.threads import choose_threads
@@ -113,12 +115,14 @@ class EngineConfig:
     shift_limit: int = 0
     """Tokens that a sequence which shifts may choose at most; 0 is ten contexts."""
     grouping: Grouping = UNGROUPED
+    adapters: tuple[AdapterFile, ...] = ()
+    """By their ids."""
     age_s: float = AGE_S
     quantum_s: float = QUANTUM_S
 
     @classmethod
     def from_settings(cls, settings: WorkerSettings) -> EngineConfig:
-        """Resolve `demo` and the number of threads. ConfigError when no model is named, or settings do not go together."""
+        """Resolve `demo` and the number of threads. ConfigError without a model, or where settings contradict."""
         settings.check()
         if not settings.model:
             raise ConfigError("--model is needed: a GGUF file, or `demo`")
@@ -144,6 +148,7 @@ class EngineConfig:
             context_shift=settings.context_shift,
             shift_limit=settings.shift_limit,
             grouping=_grouping(settings),
+            adapters=_adapters(settings),
         )
 
 
@@ -169,3 +174,19 @@ def _placements(settings: WorkerSettings) -> tuple[tuple[str, str], ...]:
     experts = [(EXPERTS, CPU)] if settings.cpu_moe else []
     layers = [(rf"blk\.{layer}{EXPERTS}", CPU) for layer in range(settings.n_cpu_moe)]
     return (*own, *experts, *layers)
+
+
+def _adapters(settings: WorkerSettings) -> tuple[AdapterFile, ...]:
+    files = (*(AdapterFile(Path(path)) for path in settings.lora), *map(_scaled, settings.lora_scaled))
+    return tuple(file._replace(scale=0.0) for file in files) if settings.lora_init_without_apply else files
+
+
+def _scaled(text: str) -> AdapterFile:
+    path, _, number = text.rpartition(":")
+    try:
+        scale = as_computed(float(number))
+    except ValueError:
+        scale = math.nan
+    if not path or not math.isfinite(scale):
+        raise ConfigError(f"--lora-scaled: {text!r} is not a file and its scale, PATH:SCALE")
+    return AdapterFile(Path(path), scale)

@@ -8,6 +8,7 @@ ids of sequences by the context; positions and the size of a batch by `cells` an
 go with their length.
 """
 
+from worker.engine.llama.adapter import LoadedAdapters
 from worker.engine.llama.backend import Floats, Ids, LoadFailed, max_sequences
 from worker.engine.llama.batch import Piece
 from worker.engine.llama.context import (
@@ -39,6 +40,7 @@ __all__ = [
     "LoadAbandoned",
     "LoadFailed",
     "LoadWatch",
+    "LoadedAdapters",
     "Model",
     "ModelFacts",
     "OpenContext",

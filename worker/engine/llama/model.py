@@ -13,6 +13,7 @@ import llama_cpp
 from shared.overrides import MetadataOverride
 from worker.engine.config import LoadOptions, Pooling
 from worker.engine.llama import backend
+from worker.engine.llama.adapter import LoadedAdapters
 from worker.engine.llama.backend import LoadFailed
 from worker.engine.llama.facts import read_facts, token_piece
 from worker.engine.llama.file import check_file
@@ -28,6 +29,7 @@ class Model:
 
     def __init__(self, pointer: Any, path: Path, overrides: Sequence[MetadataOverride] = ()) -> None:
         self._pointer = pointer
+        self.adapters = LoadedAdapters()
         self._vocab = llama_cpp.llama_model_get_vocab(pointer)
         self._bytes: dict[tuple[int, bool], bytes] = {}
         self.facts = read_facts(pointer, self._vocab, path, overrides)
@@ -62,8 +64,13 @@ class Model:
             raise
         return cls(pointer, path, options.overrides)
 
+    def load_adapters(self, paths: Sequence[Path]) -> None:
+        """Once, before a context is opened. LoadFailed when one is missing, or is none for this model."""
+        self.adapters = LoadedAdapters.load(self.pointer, paths)
+
     def close(self) -> None:
         if self._pointer:
+            self.adapters.close()
             llama_cpp.llama_model_free(self._pointer)
             self._pointer = None
             backend.release()
