@@ -15,7 +15,16 @@ from worker.engine.constraint import Grammars, Masks
 from worker.engine.embedding import Embedder
 from worker.engine.lanes import Ageing
 from worker.engine.launch import Launcher
-from worker.engine.llama import Context, ContextParams, LoadFailed, Model, OpenContext, Projector, max_sequences
+from worker.engine.llama import (
+    Context,
+    ContextParams,
+    LoadFailed,
+    LoadWatch,
+    Model,
+    OpenContext,
+    Projector,
+    max_sequences,
+)
 from worker.engine.overflow import FullContext
 from worker.engine.vision import Vision
 
@@ -39,9 +48,9 @@ class Parts:
     """Longest that a sequence can get, in tokens."""
 
 
-def assemble(config: EngineConfig, open_context: OpenContext, resources: ExitStack) -> Parts:
-    """Load the model and make all that works with it; `resources` frees it. LoadFailed."""
-    model = resources.enter_context(Model.load(config.model, n_gpu_layers=config.n_gpu_layers))
+def assemble(config: EngineConfig, open_context: OpenContext, watch: LoadWatch, resources: ExitStack) -> Parts:
+    """Load the model and make all that works with it; `resources` frees it. LoadFailed, LoadAbandoned."""
+    model = resources.enter_context(Model.load(config.model, config.load, watch))
     if config.adapters:
         model.load_adapters([adapter.path for adapter in config.adapters])
     n_ctx = config.n_ctx or model.facts.n_ctx_train
@@ -52,7 +61,8 @@ def assemble(config: EngineConfig, open_context: OpenContext, resources: ExitSta
     if config.grouping.n > 1 and not context.can_shift:
         raise LoadFailed("--grp-attn-n is more than 1, and what this model has in its cache cannot be moved")
     context.adapt(tuple(adapter.scale for adapter in config.adapters))
-    context.warm_up()
+    if config.warms_up:
+        context.warm_up()
     vision = None
     if config.projector is not None:
         vision = Vision(resources.enter_context(Projector.load(model, config.projector)), context.n_ubatch)

@@ -30,6 +30,7 @@ from worker.engine.llama import (
     DecodeFailed,
     Floats,
     Interrupted,
+    LoadWatch,
     Model,
     OpenContext,
     Outcome,
@@ -69,6 +70,8 @@ class Engine:
         self._open_context = open_context
         self._on_events = on_events
         self._inbox = Inbox()
+        self.loading = LoadWatch()
+        """How far `start` is, and a way to have it end; for any thread."""
         self._is_stopping = False
         self._resources = contextlib.ExitStack()
         self._thread = threading.Thread(target=self._run, name="decode", daemon=True)
@@ -88,9 +91,9 @@ class Engine:
         self._is_resting = True
 
     def start(self) -> None:
-        """Load the model, then decode. LoadFailed, after which nothing is left to stop."""
+        """Load the model, then decode. LoadFailed and LoadAbandoned, after which nothing is left to stop."""
         with contextlib.ExitStack() as resources:
-            parts = assemble(self.config, self._open_context, resources)
+            parts = assemble(self.config, self._open_context, self.loading, resources)
             self._resources = resources.pop_all()
         self._model, self._context, self._cells = parts.model, parts.context, parts.cells
         self._launcher, self._admission = parts.launcher, parts.admission

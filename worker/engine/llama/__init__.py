@@ -22,6 +22,7 @@ from worker.engine.llama.context import (
 )
 from worker.engine.llama.facts import FillTokens, ModelFacts
 from worker.engine.llama.interrupt import Interrupt
+from worker.engine.llama.loading import LoadAbandoned, LoadWatch
 from worker.engine.llama.model import Model, model_pooling
 from worker.engine.llama.params import CACHE_TYPES, ContextParams
 from worker.engine.llama.projector import Pixels, Projector, Slice, View
@@ -37,7 +38,9 @@ __all__ = [
     "Ids",
     "Interrupt",
     "Interrupted",
+    "LoadAbandoned",
     "LoadFailed",
+    "LoadWatch",
     "LoadedAdapters",
     "Model",
     "ModelFacts",

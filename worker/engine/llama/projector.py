@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from worker.engine.config import ProjectorConfig
 from worker.engine.llama import backend
 from worker.engine.llama.backend import Floats, Ids, LoadFailed
+from worker.engine.llama.file import check_kind
 from worker.engine.llama.model import Model
 
 Pixels = NDArray[np.uint8]
@@ -85,7 +86,7 @@ class Projector:
     @classmethod
     def load(cls, model: Model, config: ProjectorConfig) -> Self:
         """LoadFailed when it is missing, no projector, one for sound, or one for another model."""
-        backend.check_file("--mmproj", "projector", config.path)
+        check_kind(config.path, "--mmproj", "projector")
         backend.forget_errors()
         mtmd_cpp.mtmd_log_set(backend.on_log, ctypes.c_void_p(0))
         native = mtmd_cpp.mtmd_context_params_default()
