@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 from worker.engine.account import Account
 from worker.engine.eviction import least_missed, least_missed_end
 from worker.engine.grouping import UNGROUPED, Grouping
-from worker.engine.resident import NOWHERE, Ids, Resident, Standing
+from worker.engine.resident import NO_SLOT, NOWHERE, Ids, Resident, Standing
 
 __all__ = ["Cache", "Cells", "Ids", "Prefix", "Resident", "Standing"]
 
@@ -96,16 +96,16 @@ class Cells:
             held.append((prefix.source.seq_id, prefix.n_cached))
         return self._n_cells - self._account.n_held(held)
 
-    def prefix(self, known: Ids, *, is_patient: bool = False) -> Prefix:
-        """The most that a sequence with these tokens can have of others, now and soon. One known token at least is
-        left to compute, since the first choice needs its logits."""
+    def prefix(self, known: Ids, *, is_patient: bool = False, slot: int = NO_SLOT) -> Prefix:
+        """The most that a sequence with these tokens can have of others, now and soon; of the slot's own if that is as
+        much. One known token at least is left to compute, since the first choice needs its logits."""
         best = Prefix()
         for other in self.residents:
             n_common = min(_common(other.known, known), len(known) - 1, other.n_pure)
             if n_common <= 0:
                 continue
             n_cached = self._n_lendable(other, n_common)
-            if n_cached > best.n_cached or (n_cached and n_cached == best.n_cached and _lends_more(other, best)):
+            if n_cached > best.n_cached or (n_cached and n_cached == best.n_cached and _lends_more(other, best, slot)):
                 best = best._replace(source=other, n_cached=n_cached)
             if n_common > best.n_awaited and self._can_lead(other, is_patient=is_patient):
                 best = best._replace(leader=other, n_awaited=n_common)
@@ -113,10 +113,12 @@ class Cells:
             best = best._replace(leader=None, n_awaited=0)
         return best
 
-    def place(self, tokens: Ids, n_tokens: int, *, may_reuse: bool, is_patient: bool = False) -> Resident:
+    def place(
+        self, tokens: Ids, n_tokens: int, *, may_reuse: bool, is_patient: bool = False, slot: int = NO_SLOT
+    ) -> Resident:
         """Begin with a sequence of which `n_tokens` are known, with as much of it as the cache has."""
         resident = Resident(tokens, n_tokens, is_patient, may_reuse)
-        self.resume(resident)
+        self.resume(resident, slot)
         return resident
 
     def park(self, resident: Resident) -> None:
@@ -125,8 +127,9 @@ class Cells:
         resident.leader = resident.awaited = None
         resident.stamp = next(self._stamps)
 
-    def resume(self, resident: Resident) -> None:
+    def resume(self, resident: Resident, slot: int = NO_SLOT) -> None:
         """A sequence has a slot, with what the cache has of it."""
+        resident.slot = slot
         prefix = self.prefix_of(resident)
         if resident.seq_id == NOWHERE:
             self._settle(resident, prefix)
@@ -143,7 +146,9 @@ class Cells:
         can_mix = resident.may_reuse and self._can_rewind and resident.n_lendable == resident.n_cached
         if resident.n_cached and not can_mix:
             return Prefix(resident, resident.n_cached)
-        return self.prefix(resident.known, is_patient=resident.is_patient) if resident.may_reuse else Prefix()
+        if not resident.may_reuse:
+            return Prefix()
+        return self.prefix(resident.known, is_patient=resident.is_patient, slot=resident.slot)
 
     def release(self, resident: Resident) -> None:
         """The sequence ended; its tokens stay until its cells are needed."""
@@ -344,9 +349,13 @@ class Cells:
         source.lent_stamp = next(self._stamps)
 
 
-def _lends_more(other: Resident, best: Prefix) -> bool:
-    """Of those that have the same, the one that lent last goes on lending: it is the one that is kept for it."""
-    return best.source is None or other.lent_stamp > best.source.lent_stamp
+def _lends_more(other: Resident, best: Prefix, slot: int) -> bool:
+    """Of those that have the same, the one that lent last goes on lending: it is the one that is kept for it. But what
+    was in the slot goes first."""
+    if best.source is None:
+        return True
+    is_own, is_best_own = (each.slot == slot != NO_SLOT for each in (other, best.source))
+    return (is_own, other.lent_stamp) > (is_best_own, best.source.lent_stamp)
 
 
 def _common(left: Ids, right: Ids) -> int:

@@ -86,7 +86,7 @@ class Launcher:
         tokens = np.zeros(self._full_context.n_ctx + 1, dtype=np.int32)  # one more is known than is in a full context
         tokens[: len(known)] = known
         resident = self._cells.place(
-            tokens, len(known), may_reuse=task.request.cache_prompt, is_patient=task.lane is Lane.BULK
+            tokens, len(known), may_reuse=task.request.cache_prompt, is_patient=task.lane is Lane.BULK, slot=slot
         )
         matcher = Matcher(task.grammar, self._masks) if task.grammar is not None else None
         transcript = self._transcript(task)
