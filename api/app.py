@@ -26,6 +26,7 @@ from api.access import Access, Keys
 from api.context import Context
 from api.fleet import Fleet
 from api.listener import open_listener
+from api.outgoing import Outgoing
 from api.problems import on_error
 from api.routes import jobs, llamacpp, openai, status
 from shared import telemetry
@@ -80,11 +81,15 @@ ROUTES: list[BaseRoute] = [
 def create_app(settings: ApiSettings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Any]]:
-        async with open_bus(settings, name="api") as bus, asyncio.TaskGroup() as tasks:
+        async with (
+            open_bus(settings, name="api") as bus,
+            Outgoing.open(settings.allow_hosts) as outgoing,
+            asyncio.TaskGroup() as tasks,
+        ):
             fleet = Fleet(bus)
             await fleet.look()
             watch = tasks.create_task(fleet.watch())
-            yield {"context": Context(bus, fleet, settings, tasks.create_task)}
+            yield {"context": Context(bus, fleet, outgoing, settings, tasks.create_task)}
             watch.cancel()
 
     app = FastAPI(

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.fleet import Fleet
+from api.outgoing import Outgoing
 from api.schemas.strict import to_json
 from shared.bus import Bus
 from shared.settings import ApiSettings
@@ -22,6 +23,7 @@ STOPPING = "The server is shutting down"
 class Context:
     bus: Bus
     fleet: Fleet
+    outgoing: Outgoing
     settings: ApiSettings
     spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
     """Runs what must outlive a request; the app waits for it before it closes the bus. It must not raise."""

@@ -73,7 +73,10 @@ def test_the_names_are_those_of_llama_server() -> None:
         (ApiSettings, ["--port", "70000"], "--port: input should be less than or equal to 65535"),
         (ApiSettings, ["--prot", "1"], "unrecognized arguments: --prot 1"),
         (ApiSettings, ["--config", "missing.toml"], "cannot read missing.toml"),
-        (ApiSettings, ["--api-key", ""], "--api-key: value error, must not be empty"),
+        (ApiSettings, ["--api-key", ""], "--api-key: must not be empty"),
+        (ApiSettings, ["--allow-hosts", "10.0.0.0/33"], "--allow-hosts: 10.0.0.0/33 is neither"),
+        (ApiSettings, ["--allow-hosts", "a:80"], "--allow-hosts: a:80 is neither"),
+        (ApiSettings, ["--allow-hosts", "10.0.0"], "--allow-hosts: 10.0.0 is neither"),
         (RunSettings, ["in.jsonl"], "--output is needed"),
         (RunSettings, [], "INPUT"),
     ],
@@ -95,7 +98,7 @@ def test_a_wrong_flag_is_one_sentence_that_names_it(
         ("[api]\nmodel = 'x'", "[api] has no setting 'model'"),
         ("port = ", "is not valid TOML"),
         ("worker = 5", "worker must be a table, [worker]"),
-        ("port = 'x'", "--port: input should be a valid integer"),
+        ("port = 'x'", "other.toml: port: input should be a valid integer"),
     ],
 )
 def test_a_wrong_file_is_one_sentence_that_names_it(elsewhere: Path, content: str, said: str) -> None:
@@ -156,3 +159,9 @@ def test_help_names_every_flag(role: str, capsys: pytest.CaptureFixture[str]) ->
     flags = [item for field in ROLES[role].model_fields.values() for item in field.metadata if isinstance(item, Flag)]
     assert "--config" in text
     assert [name for flag in flags for name in flag.names if name not in text] == []
+
+
+def test_hosts_come_as_names_addresses_and_networks() -> None:
+    settings = from_flags(ApiSettings, "--allow-hosts", "files.internal,10.0.0.0/8", "--allow-hosts", "fd00::1")
+    assert isinstance(settings, ApiSettings)
+    assert settings.allow_hosts == ("files.internal", "10.0.0.0/8", "fd00::1")
