@@ -156,6 +156,7 @@ class Registrar:
                 scales=scales,
                 queue_ms=queue_ms,
                 deadline=deadline,
+                slot=self._rules.slot_of(request, index),
             )
             tasks.append(task)
         return Intake(self._accepted(sum(len(prompt.tokens) for prompt in prompts)), tuple(tasks))

@@ -93,6 +93,7 @@ class Admission:
 
     def add(self, task: GenerateTask, since: float) -> None:
         """Let a task wait for a slot; it came at that time (monotonic seconds)."""
+        assert task.slot is None or 0 <= task.slot < len(self.slots)
         self._room.add(Newcomer(task, self._launcher.known(task), since))
         self._settled_until = 0.0
 

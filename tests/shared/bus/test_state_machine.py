@@ -274,8 +274,8 @@ class Machine(RuleBasedStateMachine):
     @while_a_job_is_alive
     @rule(worker=WORKERS, what=often(beat=2, go_on=8, be_away=2, leave=1))
     def listen(self, worker: str, what: str) -> None:
-        """The server hears a worker that has nothing or wants nothing more, the living for most of a lease, or nobody for
-        longer than one."""
+        """The server hears a worker that has nothing, or wants nothing more; the living for most of a lease, or nobody
+        for longer than one."""
         match what:
             case "leave":
                 self.run(self.queue.leave(worker, "m"))
