@@ -156,7 +156,7 @@ def test_a_state_that_cannot_be_cut_is_not_reused_with_other_adapters_either(
         ({"kind": "ia3"}, "is no LoRA adapter for this model: expect adapter.type to be 'lora', but got: ia3"),
         ({"invocation": (65, 66)}, "is an activated LoRA, which works from certain tokens on: that is not supported"),
         ("model", "is no LoRA adapter for this model: expect general.type to be 'adapter'"),
-        (b"GGUF and no more", "is no LoRA adapter for this model: gguf_init_from_reader: this GGUF file is version"),
+        (b"GGUF and no more", "is no LoRA adapter for this model: this GGUF file is version"),
         (b"PK", "is not a GGUF file"),
         (None, "no such file or directory"),
     ],
