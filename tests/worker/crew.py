@@ -54,7 +54,7 @@ class Worker:
 
     async def __aenter__(self) -> Self:
         await asyncio.to_thread(self.engine.start)
-        rules = Rules(n_ctx=self.engine.n_ctx_slot, n_ubatch=512)
+        rules = Rules(n_ctx=self.engine.n_ctx_slot, n_ubatch=512, n_slots=self.engine.config.n_slots)
         registrar = Registrar(self.engine.model, rules, adapters=self.engine.adapters)
         await agree(self._bus.presence, self.engine.adapters, "m")
         hands = Hands(self.engine, self.held, self.publisher, self._keeper)
@@ -136,13 +136,15 @@ class Listener:
 
 
 @asynccontextmanager
-async def queued(bus: Bus, request: Request, lane: Lane = Lane.INTERACTIVE) -> AsyncIterator[Listener]:
+async def queued(
+    bus: Bus, request: Request, lane: Lane = Lane.INTERACTIVE, *, worker: str | None = None
+) -> AsyncIterator[Listener]:
     job = Job(id=bus.queue.new_job_id(), model="m", request=request, lane=lane)
     async with bus.log.follow(job.id, expects=True) as reader, asyncio.timeout(PATIENCE_S):
-        await bus.queue.enqueue(job)
+        await bus.queue.enqueue(job, worker=worker)
         yield Listener(job, reader)
 
 
-async def heard_of(bus: Bus, request: Request) -> Listener:
-    async with queued(bus, request) as listener:
+async def heard_of(bus: Bus, request: Request, *, worker: str | None = None) -> Listener:
+    async with queued(bus, request, worker=worker) as listener:
         return await listener.to_the_end()
