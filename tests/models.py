@@ -23,6 +23,7 @@ from worker.demo import demo_model_path
 __all__ = [
     "demo_model_path",
     "tiny_model",
+    "write_adapter",
     "write_byte_model",
     "write_demo_vocab_model",
     "write_encoder_model",
@@ -128,6 +129,32 @@ def write_encoder_model(path: Path, *, n_layers: int = 2, n_ctx_train: int = 512
             weights.add(f"blk.{layer}.{name}.weight", N_EMBD, N_EMBD)
         weights.add(f"blk.{layer}.ffn_up.weight", N_FF, N_EMBD)
         weights.add(f"blk.{layer}.ffn_down.weight", N_EMBD, N_FF)
+    return _finish(writer, path)
+
+
+def write_adapter(
+    path: Path,
+    *,
+    architecture: str = "llama",
+    n_layers: int = 2,
+    width: int = N_EMBD,
+    alpha: float = 8.0,
+    kind: str = "lora",
+    invocation: Sequence[int] = (),
+    seed: int = 1,
+) -> Path:
+    """A LoRA adapter of rank 4 for what a block's attention gives: enough to change what the byte model says. With an
+    `invocation` it is one that begins to work where these tokens stand."""
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", kind)
+    writer.add_float32("adapter.lora.alpha", alpha)
+    if invocation:
+        writer.add_array("adapter.alora.invocation_tokens", [np.uint32(token) for token in invocation])
+    weights, rank = _Weights(writer, seed), 4
+    for layer in range(n_layers):
+        weights.add(f"blk.{layer}.attn_output.weight.lora_a", rank, width)
+        weights.add(f"blk.{layer}.attn_output.weight.lora_b", width, rank)
     return _finish(writer, path)
 
 

@@ -16,6 +16,7 @@ import structlog
 
 from shared.bus import LeaseKeeper, open_bus
 from shared.settings import WorkerSettings
+from worker.agreement import agree
 from worker.engine import Engine, EngineConfig, OnEvents
 from worker.handover import Handover
 from worker.held import HeldJobs
@@ -54,6 +55,7 @@ async def run(settings: WorkerSettings, make_engine: Callable[[EngineConfig, OnE
             await _load(engine, config, name)
             try:
                 signals.has_started = True
+                await agree(bus.presence, engine.adapters, name)
                 announcer.ready(engine)
                 keeper = LeaseKeeper(
                     settings,
@@ -68,7 +70,12 @@ async def run(settings: WorkerSettings, make_engine: Callable[[EngineConfig, OnE
                     bus.queue,
                     bus.log,
                     hands,
-                    Registrar(engine.model, Rules.of(settings, system_prompt, engine.n_ctx_slot), engine.grammars),
+                    Registrar(
+                        engine.model,
+                        Rules.of(settings, system_prompt, engine.n_ctx_slot),
+                        engine.grammars,
+                        engine.adapters,
+                    ),
                     Station(worker_id, name, config.n_slots, settings.lease_s),
                 )
                 handover = Handover(bus.presence, hands, worker_id, on_given=puller.rest)

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from shared.bus import Claimed
 from shared.errors import InvalidRequest, NotSupported
-from shared.events import Accepted, Text, TokenIds
+from shared.events import Accepted, AdapterScales, Text, TokenIds
 from shared.jobs import (
     ApplyTemplate,
     Chat,
@@ -34,7 +34,7 @@ from shared.jobs import (
     Tokenize,
 )
 from worker.chat import ChatTemplate
-from worker.engine import EmbedTask, GenerateTask, Grammar, Grammars, Model, SequenceKey
+from worker.engine import Adapters, EmbedTask, GenerateTask, Grammar, Grammars, Model, SequenceKey
 from worker.engine.sampling import Breakers, Repeats
 from worker.past import Past
 from worker.prompting import Prompter
@@ -52,7 +52,7 @@ class Intake:
 
     accepted: Accepted
     tasks: tuple[GenerateTask | EmbedTask, ...] = ()
-    answer: TokenIds | Text | None = None
+    answer: TokenIds | Text | AdapterScales | None = None
     """Of what needs no engine."""
 
     @property
@@ -64,9 +64,12 @@ class Intake:
 class Registrar:
     """Turns claimed jobs into tasks for one model. Thread-safe: the model and the template are only read."""
 
-    def __init__(self, model: Model, rules: Rules, grammars: Grammars | None = None) -> None:
-        """Without `grammars` a constraint is refused."""
+    def __init__(
+        self, model: Model, rules: Rules, grammars: Grammars | None = None, adapters: Adapters | None = None
+    ) -> None:
+        """Without `grammars` a constraint is refused; without `adapters` there are none."""
         self._model = model
+        self._adapters = adapters or Adapters()
         self._grammars = grammars
         self._rules = rules
         facts = model.facts
@@ -93,7 +96,9 @@ class Registrar:
                 return Intake(self._accepted(len(tokens)), answer=Text(text=self._model.detokenize(tokens)))
             case ApplyTemplate(chat=chat):
                 return Intake(self._accepted(0), answer=Text(text=self._template.render(chat)))
-            case Rerank() | SlotAction() | SetAdapters():
+            case SetAdapters(adapters=adapters):
+                return Intake(self._accepted(0), answer=AdapterScales(scales=self._adapters.set_defaults(adapters)))
+            case Rerank() | SlotAction():
                 raise NotSupported("this worker cannot do that")
 
     def _accepted(self, n_tokens: int) -> Accepted:
@@ -126,6 +131,7 @@ class Registrar:
         repeats = [_repeats(sampling, prompt.tokens, breakers) for prompt in prompts]
         banned = tuple(sorted(self._model.eog)) if sampling.ignore_eos else ()
         penalized = self._penalized(sampling.penalty_prompt)
+        scales = self._adapters.scales(request.lora)
         grammar = self._grammar(request.constraint)
         queue_ms, deadline = max(0.0, claimed.now - claimed.enqueued_at) * 1e3, _deadline(claimed)
         tasks = []
@@ -147,6 +153,7 @@ class Registrar:
                 repeats=repeats[index // request.n],
                 grammar=grammar,
                 is_truncated=prompt.is_truncated,
+                scales=scales,
                 queue_ms=queue_ms,
                 deadline=deadline,
             )

@@ -9,14 +9,15 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 from typing import Literal
 
 import structlog
 
-from shared.bus import ModelCard, Presence, SlotState, WorkerState
+from shared.bus import AdapterCard, ModelCard, Presence, SlotState, WorkerState
 from shared.errors import BusUnavailable
-from worker.engine import Engine, EngineConfig, EngineSnapshot
+from worker.engine import Adapters, Defaults, Engine, EngineConfig, EngineSnapshot
 
 EVERY_S = 0.5
 TTL_S = 10.0
@@ -38,6 +39,7 @@ class Announcer:
         self._card = ModelCard(
             name=name, path=str(config.model), n_ctx=0, n_ctx_train=0, n_vocab=0, n_embd=0, n_params=0, size=0
         )
+        self._adapters = Adapters()
         self._started_at = time.time()
         self._status: Status = "loading"
         self._changed = asyncio.Event()
@@ -46,6 +48,8 @@ class Announcer:
     def ready(self, engine: Engine) -> None:
         """The model is loaded: this is what it is, and how its slots do."""
         self._card = _card(self._card.name, engine)
+        self._adapters = engine.adapters
+        self._adapters.on_change = partial(asyncio.get_running_loop().call_soon_threadsafe, self._changed.set)
         self._snapshot, self._status = engine.snapshot, "ready"
         self._changed.set()
 
@@ -77,7 +81,7 @@ class Announcer:
         snapshot = self._snapshot()
         return WorkerState(
             id=self._worker_id,
-            model=self._card,
+            model=_with_scales(self._card, self._adapters.defaults),
             status=self._status,
             started_at=self._started_at,
             slots=tuple(SlotState(**asdict(slot)) for slot in snapshot.slots),
@@ -111,4 +115,21 @@ def _card(name: str, engine: Engine) -> ModelCard:
         bos_token=facts.bos_token,
         eos_token=facts.eos_token,
         description=facts.description,
+        adapters=tuple(
+            AdapterCard(path=str(path), scale=0.0, task_name=said.task_name, prompt_prefix=said.prompt_prefix)
+            for path, said in zip(engine.adapters.paths, engine.model.adapters.facts, strict=True)
+        ),
+    )
+
+
+def _with_scales(card: ModelCard, defaults: Defaults) -> ModelCard:
+    """As they are now."""
+    if not card.adapters:
+        return card
+    adapters = zip(card.adapters, defaults.scales, strict=True)
+    return card.model_copy(
+        update={
+            "adapters": tuple(adapter.model_copy(update={"scale": scale}) for adapter, scale in adapters),
+            "adapters_set_at": defaults.set_at,
+        }
     )

@@ -19,7 +19,7 @@ import structlog
 
 from shared.bus import Chunk, Lease, LeaseKeeper, Queue, Verdict
 from shared.errors import BusUnavailable, Cancelled
-from shared.events import Accepted, Failure, Progress, Text, TokenIds, Tokens
+from shared.events import Accepted, Failure, Part, Progress, Tokens
 from shared.jobs import Lane
 from worker.engine import Engine, EngineEvent, SequenceKey
 from worker.held import Held, HeldJobs
@@ -42,7 +42,7 @@ class Publisher:
         self._held = held
         self._worker_id = worker_id
         self._loop = asyncio.get_running_loop()
-        self._inbox: deque[tuple[SequenceKey, EngineEvent | Accepted | TokenIds | Text]] = deque()
+        self._inbox: deque[tuple[SequenceKey, EngineEvent | Accepted | Part]] = deque()
         self._posted = asyncio.Event()
         self._is_closing = False
         self._sent_at = 0.0
@@ -64,7 +64,7 @@ class Publisher:
         held = self._held.get(key.job_id)
         return held is None or (held.job.lane is Lane.BULK and isinstance(event, Tokens | Progress))
 
-    def say(self, lease: Lease, event: Accepted | TokenIds | Text | Failure) -> None:
+    def say(self, lease: Lease, event: Accepted | Part | Failure) -> None:
         """The intake's yes or no, or all there is to say. Event loop only."""
         self._inbox.append((SequenceKey(lease.job_id, 0, lease.mark), event))
         self._posted.set()

@@ -22,7 +22,7 @@ from shared.bus.embedded import EmbeddedServer
 from shared.bus.keys import Keys
 from shared.bus.lease import LeaseKeeper
 from shared.bus.outbox import Outbox, OutboxRow
-from shared.bus.presence import ModelCard, Presence, SlotState, WorkerState
+from shared.bus.presence import AdapterCard, ModelCard, Presence, SlotState, WorkerState
 from shared.bus.queue import Chunk, Claimed, JobPage, Lease, Queue, Receipt, Verdict, Wake, Wanted
 from shared.bus.script import ask
 from shared.bus.subscriber import Listener, Subscriber
@@ -31,6 +31,7 @@ from shared.errors import BusUnavailable
 from shared.settings import BusSettings, ConfigError
 
 __all__ = [
+    "AdapterCard",
     "Bus",
     "Chunk",
     "Claimed",

@@ -17,7 +17,17 @@ from pathlib import Path
 from shared.errors import Cancelled, Expired
 from shared.events import Answer, Failure, StopType, Tokens
 from tests.chaos.speech import N_VOCAB, speech, text
-from worker.engine import EngineConfig, EngineEvent, EngineSnapshot, GenerateTask, ModelFacts, OnEvents, SequenceKey
+from worker.engine import (
+    Adapters,
+    EngineConfig,
+    EngineEvent,
+    EngineSnapshot,
+    GenerateTask,
+    ModelFacts,
+    OnEvents,
+    SequenceKey,
+)
+from worker.engine.llama import LoadedAdapters
 
 STEP_S = 0.006
 N_CTX = 4096
@@ -30,6 +40,7 @@ class ByteModel:
 
     longest_token = 1
     control_texts: frozenset[str] = frozenset()
+    adapters = LoadedAdapters()
 
     def __init__(self, path: Path) -> None:
         self.facts = ModelFacts(
@@ -100,6 +111,7 @@ class ScriptedEngine:
         self.model = ByteModel(config.model)
         self.n_ctx_slot = N_CTX
         self.grammars = None
+        self.adapters = Adapters()
         self.config = config
         self._on_events = on_events
         self._note = note

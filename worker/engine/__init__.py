@@ -3,6 +3,7 @@
 Tasks go in from any thread and events come out through one callback per step. Knows no asyncio, no queue, no JSON.
 """
 
+from worker.engine.adapters import Adapters, Defaults
 from worker.engine.config import EngineConfig
 from worker.engine.constraint import Grammar, Grammars
 from worker.engine.engine import Engine, EngineEvent, OnEvents
@@ -11,7 +12,9 @@ from worker.engine.snapshot import BatchSnapshot, EngineSnapshot, SlotSnapshot, 
 from worker.engine.task import EmbedTask, GenerateTask, SequenceKey, Task
 
 __all__ = [
+    "Adapters",
     "BatchSnapshot",
+    "Defaults",
     "EmbedTask",
     "Engine",
     "EngineConfig",

@@ -234,8 +234,9 @@ class Admission:
     def _prefix(self, comer: Newcomer | Sequence) -> Prefix:
         if isinstance(comer, Sequence):
             return self._cells.prefix_of(comer.resident)
-        may_reuse = comer.task.request.cache_prompt
-        return self._cells.prefix(comer.known, is_patient=comer.lane is Lane.BULK) if may_reuse else Prefix()
+        if not comer.task.request.cache_prompt:
+            return Prefix()
+        return self._cells.prefix(comer.known, comer.task.scales, is_patient=comer.lane is Lane.BULK)
 
     @property
     def _have_people_waiting(self) -> bool:

@@ -15,7 +15,7 @@ from worker.engine.constraint import Grammars, Masks
 from worker.engine.embedding import Embedder
 from worker.engine.lanes import Ageing
 from worker.engine.launch import Launcher
-from worker.engine.llama import Context, ContextParams, LoadFailed, Model, OpenContext, max_sequences
+from worker.engine.llama import Context, ContextParams, LoadFailed, LoadWatch, Model, OpenContext, max_sequences
 from worker.engine.overflow import FullContext
 
 MOST_IDLE = 64
@@ -37,9 +37,11 @@ class Parts:
     """Longest that a sequence can get, in tokens."""
 
 
-def assemble(config: EngineConfig, open_context: OpenContext, resources: ExitStack) -> Parts:
-    """Load the model and make all that works with it; `resources` frees it. LoadFailed."""
-    model = resources.enter_context(Model.load(config.model, n_gpu_layers=config.n_gpu_layers))
+def assemble(config: EngineConfig, open_context: OpenContext, watch: LoadWatch, resources: ExitStack) -> Parts:
+    """Load the model and make all that works with it; `resources` frees it. LoadFailed, LoadAbandoned."""
+    model = resources.enter_context(Model.load(config.model, config.load, watch))
+    if config.adapters:
+        model.load_adapters([adapter.path for adapter in config.adapters])
     n_ctx = config.n_ctx or model.facts.n_ctx_train
     n_ctx_slot = min(config.n_ctx_slot or n_ctx // config.n_slots, n_ctx)
     _check(config, n_ctx_slot)
@@ -47,7 +49,9 @@ def assemble(config: EngineConfig, open_context: OpenContext, resources: ExitSta
     context = resources.enter_context(open_context(model, ContextParams.to_generate(config, n_ctx, n_ids)))
     if config.grouping.n > 1 and not context.can_shift:
         raise LoadFailed("--grp-attn-n is more than 1, and what this model has in its cache cannot be moved")
-    context.warm_up()
+    context.adapt(tuple(adapter.scale for adapter in config.adapters))
+    if config.warms_up:
+        context.warm_up()
     embedder = resources.enter_context(Embedder(model, config, open_context))
     lexicon = model.lexicon()
     grammars = resources.enter_context(Grammars(lexicon))

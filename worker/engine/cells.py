@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 from worker.engine.account import Account
+from worker.engine.adapters import Scales
 from worker.engine.eviction import least_missed, least_missed_end
 from worker.engine.grouping import UNGROUPED, Grouping
 from worker.engine.resident import NOWHERE, Ids, Resident, Standing
@@ -96,11 +97,13 @@ class Cells:
             held.append((prefix.source.seq_id, prefix.n_cached))
         return self._n_cells - self._account.n_held(held)
 
-    def prefix(self, known: Ids, *, is_patient: bool = False) -> Prefix:
-        """The most that a sequence with these tokens can have of others, now and soon. One known token at least is
-        left to compute, since the first choice needs its logits."""
+    def prefix(self, known: Ids, scales: Scales = (), *, is_patient: bool = False) -> Prefix:
+        """The most that a sequence with these tokens can have of others that are computed with the same scales, now
+        and soon. One known token at least is left to compute, since the first choice needs its logits."""
         best = Prefix()
         for other in self.residents:
+            if other.scales != scales:
+                continue
             n_common = min(_common(other.known, known), len(known) - 1, other.n_pure)
             if n_common <= 0:
                 continue
@@ -113,9 +116,11 @@ class Cells:
             best = best._replace(leader=None, n_awaited=0)
         return best
 
-    def place(self, tokens: Ids, n_tokens: int, *, may_reuse: bool, is_patient: bool = False) -> Resident:
+    def place(
+        self, tokens: Ids, n_tokens: int, *, may_reuse: bool, is_patient: bool = False, scales: Scales = ()
+    ) -> Resident:
         """Begin with a sequence of which `n_tokens` are known, with as much of it as the cache has."""
-        resident = Resident(tokens, n_tokens, is_patient, may_reuse)
+        resident = Resident(tokens, n_tokens, is_patient, may_reuse, scales)
         self.resume(resident)
         return resident
 
@@ -143,7 +148,9 @@ class Cells:
         can_mix = resident.may_reuse and self._can_rewind and resident.n_lendable == resident.n_cached
         if resident.n_cached and not can_mix:
             return Prefix(resident, resident.n_cached)
-        return self.prefix(resident.known, is_patient=resident.is_patient) if resident.may_reuse else Prefix()
+        if not resident.may_reuse:
+            return Prefix()
+        return self.prefix(resident.known, resident.scales, is_patient=resident.is_patient)
 
     def release(self, resident: Resident) -> None:
         """The sequence ended; its tokens stay until its cells are needed."""

@@ -17,6 +17,7 @@ import numpy as np
 from shared.errors import Cancelled, EngineFailed, Expired, InvalidRequest
 from shared.events import Failure, StopType
 from shared.jobs import Lane
+from worker.engine.adapters import Adapters
 from worker.engine.assembly import assemble
 from worker.engine.config import EngineConfig
 from worker.engine.constraint import Grammars
@@ -29,6 +30,7 @@ from worker.engine.llama import (
     DecodeFailed,
     Floats,
     Interrupted,
+    LoadWatch,
     Model,
     OpenContext,
     Outcome,
@@ -67,10 +69,14 @@ class Engine:
         self._open_context = open_context
         self._on_events = on_events
         self._inbox = Inbox()
+        self.loading = LoadWatch()
+        """How far `start` is, and a way to have it end; for any thread."""
         self._is_stopping = False
         self._resources = contextlib.ExitStack()
         self._thread = threading.Thread(target=self._run, name="decode", daemon=True)
         self._model: Model | None = None
+        self.adapters = Adapters(config.adapters)
+        """What requests get of them; the files are read by `start`. For any thread."""
         self._meter = Meter()
         self._count_lock = threading.Lock()
         self._n_generating = 0  # tasks to generate that have not ended: under the lock
@@ -84,16 +90,20 @@ class Engine:
         self._is_resting = True
 
     def start(self) -> None:
-        """Load the model, then decode. LoadFailed, after which nothing is left to stop."""
+        """Load the model, then decode. LoadFailed and LoadAbandoned, after which nothing is left to stop."""
         with contextlib.ExitStack() as resources:
-            parts = assemble(self.config, self._open_context, resources)
+            parts = assemble(self.config, self._open_context, self.loading, resources)
             self._resources = resources.pop_all()
         self._model, self._context, self._cells = parts.model, parts.context, parts.cells
         self._launcher, self._admission = parts.launcher, parts.admission
         self._embedder, self._grammars = parts.embedder, parts.grammars
         self._n_ctx_slot = parts.n_ctx_slot
         self._running = self._admission.running  # the list itself, which admission alone writes
-        self._schedule = Schedule(self._context.n_batch, Ageing(self.config.age_s, self.config.quantum_s))
+        self._schedule = Schedule(
+            self._context.n_batch,
+            Ageing(self.config.age_s, self.config.quantum_s),
+            has_adapters=len(self.adapters) > 0,
+        )
         self._pace = Pace(self._context.n_batch)
         self._recovery = Recovery(self._context, self._cells, self._fail)
         self._thread.start()
@@ -303,6 +313,7 @@ class Engine:
             self._meter.pause()
             return Decoded(np.empty((0, 0), dtype=np.float32))
         interrupt = self._inbox.interrupt_for_people() if self._is_worth_interrupting(plan) else None
+        self._context.adapt(next(sequence.scales for sequence, _ in plan.shares))
         started = time.monotonic()
         outcome = self._context.decode(pieces, interrupt)
         ended = time.monotonic()

@@ -5,6 +5,7 @@ Knows the model and the cells; nothing of lanes, of batches, or of who goes firs
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 
@@ -55,6 +56,8 @@ class Launcher:
         for param, ids in _ids(task):
             if not self._model.has_tokens(ids):
                 return InvalidRequest(f"{param} has token ids outside the vocabulary", param=param)
+        if len(task.scales) != len(self._model.adapters) or not all(map(math.isfinite, task.scales)):
+            return InvalidRequest("the scales are not those of this worker's adapters", param="lora")
         if n_prompt >= n_ctx:
             return PromptTooLong(
                 f"the prompt has {n_prompt} tokens, which exceeds the available context size of {n_ctx} tokens",
@@ -86,7 +89,11 @@ class Launcher:
         tokens = np.zeros(self._full_context.n_ctx + 1, dtype=np.int32)  # one more is known than is in a full context
         tokens[: len(known)] = known
         resident = self._cells.place(
-            tokens, len(known), may_reuse=task.request.cache_prompt, is_patient=task.lane is Lane.BULK
+            tokens,
+            len(known),
+            may_reuse=task.request.cache_prompt,
+            is_patient=task.lane is Lane.BULK,
+            scales=task.scales,
         )
         matcher = Matcher(task.grammar, self._masks) if task.grammar is not None else None
         transcript = self._transcript(task)

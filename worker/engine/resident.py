@@ -12,6 +12,8 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+from worker.engine.adapters import Scales
+
 Ids = NDArray[np.int32]
 
 NOWHERE = -1
@@ -35,6 +37,8 @@ class Resident:
     """It may be held up for others, so that only those who are patient too should wait for it."""
     may_reuse: bool = True
     """It takes what others have computed."""
+    scales: Scales = ()
+    """Of the adapters with which it is computed: of use to those alone that have the same."""
     seq_id: int = NOWHERE
     """In the cache."""
     standing: Standing = Standing.PARKED

@@ -1,7 +1,7 @@
 """What is computed next: a batch or inputs to embed, whose, and how much at once.
 
-Batches and embeddings take turns; in both, bulk yields to people as far as its own turns allow. Decides only, for the
-decode thread: knows nothing of llama.cpp, cells or text.
+Batches and embeddings take turns, and so do sets of adapters, one of which a batch has; in all, bulk yields to people
+as far as its own turns allow. Decides only, for the decode thread: knows nothing of llama.cpp, cells or text.
 """
 
 from __future__ import annotations
@@ -9,14 +9,21 @@ from __future__ import annotations
 import time
 
 from shared.jobs import Lane
+from worker.engine.adapters import Scales
 from worker.engine.faults import Trial
 from worker.engine.lanes import Ageing, Lanes
 from worker.engine.plan import Pace, Plan, Yielding, plan_batch, with_bulk
 from worker.engine.sequence import Sequence
 from worker.engine.task import EmbedTask
+from worker.engine.turns import Turns
 
 HURRY_S = 60.0
 """People come in bursts: for so long after one, decodes stay short for the next."""
+PAUSE_S = 0.12
+"""So long, and a decode more for each, people with one set of adapters wait for those with others: not yet felt as a
+stutter. Of two sets that take turns each computes for as long, of which the switch takes a tenth or less."""
+PAUSE_BULK_S = 1.0
+"""The same among sets of bulk, when nobody waits."""
 
 
 class Schedule:
@@ -24,10 +31,16 @@ class Schedule:
 
     It is told by turns what each is about: `running` are the sequences that have a slot, `inputs` wait to be embedded,
     and `pace` knows what a decode costs. `ageing` is that of the inputs.
+
+    People wait for people with other adapters as `Turns` has it, and for bulk with others no more than for bulk with
+    the same: what is not of their own set has turns of bulk's own, in which it goes alone.
     """
 
-    def __init__(self, n_batch: int, ageing: Ageing) -> None:
+    def __init__(self, n_batch: int, ageing: Ageing, *, has_adapters: bool = False) -> None:
         self._n_batch = self._max_prefill = n_batch
+        self._has_adapters = has_adapters
+        self._turns_of_people: Turns[Scales] = Turns(PAUSE_S)
+        self._turns_of_bulk: Turns[Scales] = Turns(PAUSE_BULK_S)
         self._yielding = Yielding()
         self._embed_yielding = Yielding()
         self._embed_ageing = ageing
@@ -40,13 +53,14 @@ class Schedule:
         if people := _people(running):
             return self._plan_beside(people, running, pace)
         self._yielding.took_turn()
-        n_prefill = self._n_prefill(running, pace, is_hurried=self._have_people_come())
-        return plan_batch(running, self._n_batch, n_prefill)
+        bulk = self._whose_turn(running, self._turns_of_bulk)
+        n_prefill = self._n_prefill(bulk, pace, is_hurried=self._have_people_come())
+        return plan_batch(bulk, self._n_batch, n_prefill)
 
     def plan_trial(self, trial: Trial[Sequence]) -> Plan[Sequence]:
         """The same after one that failed."""
         members = [sequence for sequence in trial.sequences if sequence.has_slot]
-        return plan_batch(members, self._n_batch, min(trial.n_prefill, self._max_prefill))
+        return plan_batch(_like_first(members), self._n_batch, min(trial.n_prefill, self._max_prefill))
 
     def decoded(self) -> None:
         """What was planned had room: the next may be as large as any."""
@@ -97,7 +111,8 @@ class Schedule:
     def _plan_beside(self, people: list[Sequence], running: list[Sequence], pace: Pace) -> Plan[Sequence]:
         """People first, and of bulk what does not hold them up, beginning with who was served the longest ago."""
         is_streaming = any(sequence.is_generating for sequence in people)
-        plan = plan_batch(people, self._n_batch, self._n_prefill(people, pace, is_hurried=is_streaming))
+        served = self._whose_turn(people, self._turns_of_people)
+        plan = plan_batch(served, self._n_batch, self._n_prefill(served, pace, is_hurried=is_streaming))
         bulk = sorted((sequence for sequence in running if sequence.is_bulk), key=lambda each: each.served_at)
         people_ms = pace.least_ms(len(plan.generating), plan.n_prefill)
         room = self._yielding.room(people_ms, is_awaited=any(sequence.is_awaited for sequence in people))
@@ -106,7 +121,17 @@ class Schedule:
         else:
             self._yielding.passed()
         self._embed_yielding.passed()
+        if self._has_adapters:
+            plan, bulk = _of_one_set(plan, bulk, must_serve=room.must_serve)
         return with_bulk(plan, bulk, room, pace, n_batch=self._n_batch, n_prefill=self._max_prefill)
+
+    def _whose_turn(self, sequences: list[Sequence], turns: Turns[Scales]) -> list[Sequence]:
+        """Those with the adapters whose turn it is."""
+        if not self._has_adapters:
+            return sequences
+        wanting = dict.fromkeys(sequence.scales for sequence in sequences if sequence.n_wanted > 0)
+        scales = turns.next(wanting, time.monotonic()) if wanting else None
+        return [sequence for sequence in sequences if sequence.scales == scales]
 
     def _n_prefill(self, sequences: list[Sequence], pace: Pace, *, is_hurried: bool) -> int:
         n_generating = sum(sequence.is_generating for sequence in sequences)
@@ -119,3 +144,20 @@ class Schedule:
 
 def _people(running: list[Sequence]) -> list[Sequence]:
     return [sequence for sequence in running if not sequence.is_bulk]
+
+
+def _of_one_set(
+    plan: Plan[Sequence], bulk: list[Sequence], *, must_serve: bool
+) -> tuple[Plan[Sequence], list[Sequence]]:
+    """People's plan, and of bulk what has the same adapters. But bulk with others that must be served now goes without
+    people, since it cannot go with them."""
+    wanting = [sequence for sequence in bulk if sequence.n_wanted > 0]
+    person = next((sequence for sequence, _ in plan.shares), None)
+    if person is None or (must_serve and wanting and wanting[0].scales != person.scales):
+        return Plan(), _like_first(wanting)
+    return plan, [sequence for sequence in wanting if sequence.scales == person.scales]
+
+
+def _like_first(sequences: list[Sequence]) -> list[Sequence]:
+    """Those with the same adapters as the first."""
+    return [sequence for sequence in sequences if sequence.scales == sequences[0].scales]

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from shared.errors import SlotstreamError
 from shared.events import StopType
 from shared.jobs import Lane
+from worker.engine.adapters import Scales
 from worker.engine.grouping import UNGROUPED, Grouping
 from worker.engine.overflow import Shift
 from worker.engine.resident import Resident
@@ -146,6 +147,11 @@ class Sequence:
     @property
     def is_bulk(self) -> bool:
         return self.task.lane is Lane.BULK
+
+    @property
+    def scales(self) -> Scales:
+        """Of the adapters with which it is computed."""
+        return self.task.scales
 
     @property
     def has_slot(self) -> bool:

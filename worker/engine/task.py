@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from shared.events import ChosenLogprob
 from shared.jobs import Generation, Lane
+from worker.engine.adapters import Scales
 from worker.engine.constraint import Grammar
 from worker.engine.sampling.bias import NO_BIAS, Bias
 from worker.engine.sampling.breakers import NO_BREAKERS, Breakers
@@ -54,6 +55,8 @@ class GenerateTask:
     """Of `request.constraint`, for this sequence alone."""
     is_truncated: bool = False
     """The prompt was cut to fit."""
+    scales: Scales = ()
+    """Of the worker's adapters, as `request.lora` says or as was usual when it came."""
     queue_ms: float = 0.0
     """Time the job had waited when it was submitted here; the wait for a slot is added to it."""
     deadline: float | None = None

@@ -275,7 +275,7 @@ def test_what_is_asked_of_a_generation_reaches_the_worker(given: dict[str, Any],
         (chat, {"logprobs": False, "n_probs": 4}, True, 4),
         (chat, {"logprobs": False}, False, 0),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_each_dialect_asks_for_probabilities_in_its_own_way(
     read_body: Callable[[dict[str, Any]], Ask], given: dict[str, Any], has_own: bool, n_probs: int

@@ -8,6 +8,7 @@ ids of sequences by the context; positions and the size of a batch by `cells` an
 go with their length.
 """
 
+from worker.engine.llama.adapter import LoadedAdapters
 from worker.engine.llama.backend import Floats, Ids, LoadFailed, max_sequences
 from worker.engine.llama.batch import Piece
 from worker.engine.llama.context import (
@@ -21,6 +22,7 @@ from worker.engine.llama.context import (
 )
 from worker.engine.llama.facts import FillTokens, ModelFacts
 from worker.engine.llama.interrupt import Interrupt
+from worker.engine.llama.loading import LoadAbandoned, LoadWatch
 from worker.engine.llama.model import Model, model_pooling
 from worker.engine.llama.params import CACHE_TYPES, ContextParams
 
@@ -35,7 +37,10 @@ __all__ = [
     "Ids",
     "Interrupt",
     "Interrupted",
+    "LoadAbandoned",
     "LoadFailed",
+    "LoadWatch",
+    "LoadedAdapters",
     "Model",
     "ModelFacts",
     "OpenContext",

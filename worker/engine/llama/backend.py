@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import re
 import threading
 from collections import deque
 
 import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
+
+from worker.engine.config import Numa
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +37,11 @@ _EXPECTED = (
     "removing memory module entries",
     "failed to decode, ret = 2",
 )
+_CONSEQUENCES = ("failed to load model", "failed to initialize the context")
+_FUNCTION = re.compile(r"^(?:\w+: )+(?:Warning: )?")
+"""What llama.cpp puts before what it says: where in its code it says so."""
 _last_errors: deque[str] = deque(maxlen=8)
+_last_warnings: deque[str] = deque(maxlen=32)
 _last_level = 0
 
 
@@ -47,8 +54,7 @@ def _on_log(level: int, text: bytes, _user: ctypes.c_void_p) -> None:
     message = text.decode("utf-8", "replace").strip()
     if level not in _LEVELS or not message or any(each in message for each in _EXPECTED):
         return
-    if level == 4:
-        _last_errors.append(message)
+    (_last_errors if level == 4 else _last_warnings).append(message)
     log.log(_LEVELS[level], "llama.cpp: %s", message)
 
 
@@ -56,12 +62,15 @@ _backend_lock = threading.Lock()
 _backend_users = 0
 
 
-def acquire() -> None:
+def acquire(numa: Numa | None = None) -> None:
+    """`numa` is heeded by the first who comes: it is the process's."""
     global _backend_users  # noqa: PLW0603 - one backend per process, counted
     with _backend_lock:
         if _backend_users == 0:
             llama_cpp.llama_log_set(_on_log, ctypes.c_void_p(0))
             llama_cpp.llama_backend_init()
+            if numa is not None:
+                llama_cpp.llama_numa_init({"distribute": 1, "isolate": 2, "numactl": 3}[numa])
         _backend_users += 1
 
 
@@ -76,14 +85,22 @@ def release() -> None:
 def forget_errors() -> None:
     """What is said from now on is about something else."""
     _last_errors.clear()
+    _last_warnings.clear()
 
 
 def because() -> str:
-    """The end of a sentence: what llama.cpp said last, if anything."""
-    reasons = [line for line in _last_errors if "error loading model" in line] or list(_last_errors)
+    """The end of a sentence: the first reason that llama.cpp named, if any; what it says later is what came of it."""
+    telling = [line for line in _last_errors if not any(each in line for each in _CONSEQUENCES)]
+    reasons = telling or list(_last_errors)
     if not reasons:
         return ""
-    return ": " + reasons[0].rsplit("error loading model: ", 1)[-1].rstrip(".")
+    reason = reasons[0].rsplit("error loading model: ", 1)[-1]
+    return ": " + _FUNCTION.sub("", reason).rstrip(".")
+
+
+def warned_of(text: str) -> str | None:
+    """What llama.cpp warned of since `forget_errors` with these words in it."""
+    return next((_FUNCTION.sub("", line) for line in _last_warnings if text in line), None)
 
 
 def max_sequences() -> int:

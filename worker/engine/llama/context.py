@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Self
 import llama_cpp
 import numpy as np
 
+from worker.engine.adapters import Scales
 from worker.engine.llama import backend
 from worker.engine.llama.backend import Floats, Ids, LoadFailed
 from worker.engine.llama.batch import Batch, Piece
@@ -51,6 +52,7 @@ class Context:
         self._memory = llama_cpp.llama_get_memory(pointer)
         self._model = model
         self._params = params
+        self._scales: Scales = ()
         self._batch = Batch(params.n_batch)
         self.n_ctx: int = llama_cpp.llama_n_ctx(pointer)
         """KV cells; llama.cpp rounds what was asked for up."""
@@ -68,6 +70,8 @@ class Context:
         self.close()
         self._pointer = _new_context(self._model, self._params)
         self._memory = llama_cpp.llama_get_memory(self._pointer)
+        scales, self._scales = self._scales, ()
+        self.adapt(scales)
         self.warm_up()
 
     def close(self) -> None:
@@ -94,6 +98,13 @@ class Context:
         if np.isnan(outcome.logits).any():
             raise LoadFailed("the model computes what are not numbers")
         self.clear()
+
+    def adapt(self, scales: Scales) -> None:
+        """Add so much of each of the model's adapters to what is computed from now on; () for nothing of any. Another
+        set than before costs the next decode some milliseconds: llama.cpp plans its memory anew."""
+        if scales != self._scales:
+            self._model.adapters.use(self._pointer, scales)
+            self._scales = scales
 
     def decode(self, pieces: Sequence[Piece], interrupt: Interrupt | None = None) -> Outcome:
         """Compute the pieces as one batch of at most `n_batch` tokens. Releases the GIL meanwhile."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import llama_cpp
+
+from shared.overrides import MetadataOverride
 
 
 class FillTokens(NamedTuple):
@@ -51,8 +54,9 @@ class ModelFacts:
     metadata: dict[str, str] = field(default_factory=dict)
 
 
-def read_facts(pointer: Any, vocab: Any, path: Path) -> ModelFacts:
-    metadata = _metadata(pointer)
+def read_facts(pointer: Any, vocab: Any, path: Path, overrides: Sequence[MetadataOverride] = ()) -> ModelFacts:
+    """llama.cpp goes by the `overrides`, but shows the file's own values."""
+    metadata = _metadata(pointer) | {each.key: _shown(each.value) for each in overrides}
     template = llama_cpp.llama_model_chat_template(pointer, None)
     bos, eos = llama_cpp.llama_vocab_bos(vocab), llama_cpp.llama_vocab_eos(vocab)
     return ModelFacts(
@@ -88,6 +92,11 @@ def read_facts(pointer: Any, vocab: Any, path: Path) -> ModelFacts:
         n_swa=llama_cpp.llama_model_n_swa(pointer),
         metadata=metadata,
     )
+
+
+def _shown(value: float | bool | str) -> str:
+    """As llama.cpp shows values."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _metadata(pointer: Any) -> dict[str, str]:

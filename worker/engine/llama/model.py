@@ -10,10 +10,14 @@ from typing import Any, Self
 
 import llama_cpp
 
-from worker.engine.config import Pooling
+from shared.overrides import MetadataOverride
+from worker.engine.config import LoadOptions, Pooling
 from worker.engine.llama import backend
+from worker.engine.llama.adapter import LoadedAdapters
 from worker.engine.llama.backend import LoadFailed
 from worker.engine.llama.facts import read_facts, token_piece
+from worker.engine.llama.file import check_file
+from worker.engine.llama.loading import LoadAbandoned, LoadWatch, ModelParams
 from worker.grammar.lexicon import Lexicon, lexicon
 
 _PARSED_AS_SPECIAL = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
@@ -23,11 +27,12 @@ _PARSED_AS_SPECIAL = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_
 class Model:
     """A loaded model: its facts, its vocabulary. Everything but `close` may be called from any thread."""
 
-    def __init__(self, pointer: Any, path: Path) -> None:
+    def __init__(self, pointer: Any, path: Path, overrides: Sequence[MetadataOverride] = ()) -> None:
         self._pointer = pointer
+        self.adapters = LoadedAdapters()
         self._vocab = llama_cpp.llama_model_get_vocab(pointer)
         self._bytes: dict[tuple[int, bool], bytes] = {}
-        self.facts = read_facts(pointer, self._vocab, path)
+        self.facts = read_facts(pointer, self._vocab, path, overrides)
         self.eog = frozenset(
             token for token in range(self.facts.n_vocab) if llama_cpp.llama_vocab_is_eog(self._vocab, token)
         )
@@ -46,21 +51,26 @@ class Model:
         """In bytes: a text of n bytes has n / longest_token tokens at least."""
 
     @classmethod
-    def load(cls, path: Path, *, n_gpu_layers: int = -1) -> Self:
-        """Map the file into memory. LoadFailed when it is missing, unreadable, or nothing llama.cpp knows."""
-        _check_file(path)
-        backend.acquire()
-        backend.forget_errors()
-        params = llama_cpp.llama_model_default_params()
-        params.n_gpu_layers = n_gpu_layers
-        pointer = llama_cpp.llama_model_load_from_file(bytes(path), params)
-        if not pointer:
+    def load(cls, path: Path, options: LoadOptions | None = None, watch: LoadWatch | None = None) -> Self:
+        """Map the file into memory. LoadFailed when it is missing, unreadable, or nothing llama.cpp knows, or an option
+        names what is not there; LoadAbandoned when the `watch` says so."""
+        options, watch = options or LoadOptions(), watch or LoadWatch()
+        check_file(path)
+        backend.acquire(options.numa)
+        try:
+            pointer = _load(path, options, watch)
+        except BaseException:
             backend.release()
-            raise LoadFailed(f"llama.cpp cannot load {path}{backend.because()}")
-        return cls(pointer, path)
+            raise
+        return cls(pointer, path, options.overrides)
+
+    def load_adapters(self, paths: Sequence[Path]) -> None:
+        """Once, before a context is opened. LoadFailed when one is missing, or is none for this model."""
+        self.adapters = LoadedAdapters.load(self.pointer, paths)
 
     def close(self) -> None:
         if self._pointer:
+            self.adapters.close()
             llama_cpp.llama_model_free(self._pointer)
             self._pointer = None
             backend.release()
@@ -127,14 +137,27 @@ class Model:
         return known
 
 
-def _check_file(path: Path) -> None:
-    try:
-        with path.open("rb") as file:
-            magic = file.read(4)
-    except OSError as error:
-        raise LoadFailed(f"cannot read the model {path}: {(error.strerror or str(error)).lower()}") from None
-    if magic != b"GGUF":
-        raise LoadFailed(f"--model: {path} is not a GGUF file")
+def _load(path: Path, options: LoadOptions, watch: LoadWatch) -> Any:
+    backend.forget_errors()
+    params = ModelParams(options, watch)
+    pointer = llama_cpp.llama_model_load_from_file(bytes(path), params.native)
+    if not pointer and watch.is_abandoned:
+        raise LoadAbandoned
+    if not pointer:
+        raise LoadFailed(f"llama.cpp cannot load {path}{backend.because()}")
+    if fault := _fault(pointer):
+        llama_cpp.llama_model_free(pointer)
+        raise LoadFailed(fault)
+    return pointer
+
+
+def _fault(pointer: Any) -> str | None:
+    """Why a model that llama.cpp has loaded is of no use."""
+    if llama_cpp.llama_vocab_type(llama_cpp.llama_model_get_vocab(pointer)) == llama_cpp.LLAMA_VOCAB_TYPE_NONE:
+        return "the model has no vocabulary"
+    if ignored := backend.warned_of("Bad metadata override type"):
+        return f"--override-kv: {ignored[0].lower()}{ignored[1:]}"
+    return None
 
 
 def model_pooling(model: Model) -> Pooling:

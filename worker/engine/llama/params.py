@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import llama_cpp
 
-from worker.engine.config import EngineConfig, Pooling
+from worker.engine.config import EngineConfig, Pooling, Positions
 from worker.engine.llama.backend import LoadFailed
 
 
@@ -25,6 +25,9 @@ class ContextParams:
     flash_attention: str = "auto"
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
+    offloads_cache: bool = True
+    has_full_windows: bool = False
+    positions: Positions = field(default_factory=Positions)
     pooling: Pooling | None = None
     """Set: the context gives embeddings instead of logits."""
 
@@ -40,6 +43,9 @@ class ContextParams:
             flash_attention=config.flash_attention,
             cache_type_k=config.cache_type_k,
             cache_type_v=config.cache_type_v,
+            offloads_cache=config.offloads_cache,
+            has_full_windows=config.has_full_windows,
+            positions=config.positions,
         )
 
     @classmethod
@@ -53,6 +59,8 @@ class ContextParams:
             n_threads=config.n_threads_batch,
             n_threads_batch=config.n_threads_batch,
             flash_attention=config.flash_attention,
+            offloads_cache=config.offloads_cache,
+            positions=config.positions,
             pooling=pooling,
         )
 
@@ -67,12 +75,32 @@ class ContextParams:
         params.flash_attn_type = {"auto": -1, "off": 0, "on": 1}[self.flash_attention]
         params.type_k = _cache_type("--cache-type-k", self.cache_type_k)
         params.type_v = _cache_type("--cache-type-v", self.cache_type_v)
+        params.offload_kqv = self.offloads_cache
+        params.swa_full = self.has_full_windows
+        _set_positions(params, self.positions)
         params.kv_unified = True
         params.no_perf = True
         params.embeddings = self.pooling is not None
         if self.pooling is not None:
             params.pooling_type = {"mean": 1, "cls": 2, "last": 3}[self.pooling]
         return params
+
+
+def _set_positions(params: Any, positions: Positions) -> None:
+    if positions.scaling is not None:
+        params.rope_scaling_type = {"none": 0, "linear": 1, "yarn": 2}[positions.scaling]
+    named = {
+        "rope_freq_base": positions.freq_base,
+        "rope_freq_scale": positions.freq_scale,
+        "yarn_orig_ctx": positions.yarn_orig_ctx,
+        "yarn_ext_factor": positions.yarn_ext_factor,
+        "yarn_attn_factor": positions.yarn_attn_factor,
+        "yarn_beta_fast": positions.yarn_beta_fast,
+        "yarn_beta_slow": positions.yarn_beta_slow,
+    }
+    for name, value in named.items():
+        if value is not None:
+            setattr(params, name, value)
 
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
