@@ -364,6 +364,10 @@ class Job(Wire):
         return isinstance(self.request, Generation) and self.request.constraint is not None
 
     @property
+    def has_images(self) -> bool:
+        return isinstance(self.request, Generation) and self.request.media is not None
+
+    @property
     def n_slots(self) -> int:
         """How many it would like to have at once."""
         return self.request.n_sequences if isinstance(self.request, Generation) else 1

@@ -75,6 +75,7 @@ async def run(settings: WorkerSettings, make_engine: Callable[[EngineConfig, OnE
                         Rules.of(settings, system_prompt, engine.n_ctx_slot),
                         engine.grammars,
                         engine.adapters,
+                        engine.vision,
                     ),
                     Station(worker_id, name, config.n_slots, settings.lease_s),
                 )

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import structlog
 
 from shared.bus import Claimed, LeaseKeeper, Queue, TokenLog, Wanted
-from shared.errors import BusUnavailable, EngineFailed, Rejected
+from shared.errors import BusUnavailable, Cancelled, EngineFailed, Rejected
 from shared.events import Failure, Tokens
 from shared.jobs import Job, Lane
 from worker.engine import Engine
@@ -35,8 +35,8 @@ REST_S = 3.0
 QUICK_JOBS = 4
 """At once, beside all slots."""
 EXAMINED_S = 0.25
-"""A constraint that is tried for longer may be tried for seconds: its job wants no slot meanwhile, which others can
-have."""
+"""A constraint that is tried for longer may be tried for seconds, and images are encoded as long: such a job wants no
+slot meanwhile, which others can have."""
 MOST_EXAMINED = 32
 """Such jobs that are held at once."""
 
@@ -58,7 +58,7 @@ def _n_slots(jobs: Sequence[Held]) -> int:
 
 
 def _is_examined(held: Held, before: float) -> bool:
-    return held.job.is_constrained and not held.is_taken_in and held.held_since < before
+    return (held.job.is_constrained or held.job.has_images) and not held.is_taken_in and held.held_since < before
 
 
 class Station(NamedTuple):
@@ -96,10 +96,11 @@ class Puller:
         self._held.on_cleared = self.sweep
         # Two threads: a long prompt being tokenized does not hold up a short one behind it. And one for what is quick
         # by kind, which has no limit of length: a megabyte to tokenize must not keep prompts from their slots. And one
-        # for constraints, which are tried one at a time.
+        # for constraints, which are tried one at a time, and one for images, which are encoded so.
         self._intake_threads = ThreadPoolExecutor(2, thread_name_prefix="intake")
         self._quick_thread = ThreadPoolExecutor(1, thread_name_prefix="quick")
         self._constraint_thread = ThreadPoolExecutor(1, thread_name_prefix="constraint")
+        self._image_thread = ThreadPoolExecutor(1, thread_name_prefix="image")
 
     def nudge(self) -> None:
         """There may be room or work: look now. Event loop only."""
@@ -213,7 +214,7 @@ class Puller:
             self._publisher.say(claimed.lease, Failure.of(error))
             return
         held = self._still_held(claimed)
-        if held and intake is None:
+        if held and intake is None and not held.is_over:
             self._publisher.give_back(held)
         elif held and intake and not held.is_complete:  # it may have been cancelled meanwhile
             held.expected = intake.n_parts
@@ -230,11 +231,21 @@ class Puller:
         is_leaving = self._is_closing and claimed.job.is_constrained
         if is_leaving or self._still_held(claimed) is None:
             return None
-        return self._registrar.admit(claimed, pasts)
+        try:
+            return self._registrar.admit(claimed, pasts, lambda: self._is_wanted(claimed))
+        except Cancelled:
+            return None
+
+    def _is_wanted(self, claimed: Claimed) -> bool:
+        """For any thread."""
+        held = self._still_held(claimed)
+        return held is not None and not held.is_over
 
     def _threads(self, job: Job) -> ThreadPoolExecutor:
         if job.is_quick:
             return self._quick_thread
+        if job.has_images:
+            return self._image_thread
         return self._constraint_thread if job.is_constrained else self._intake_threads
 
     async def _pasts(self, claimed: Claimed) -> dict[int, Past]:

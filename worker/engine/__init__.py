@@ -7,9 +7,11 @@ from worker.engine.adapters import Adapters, Defaults
 from worker.engine.config import EngineConfig
 from worker.engine.constraint import Grammar, Grammars
 from worker.engine.engine import Engine, EngineEvent, OnEvents
-from worker.engine.llama import FillTokens, LoadFailed, Model, ModelFacts
+from worker.engine.images import ImageRows, Picture, Placed
+from worker.engine.llama import FillTokens, LoadFailed, Model, ModelFacts, Pixels
 from worker.engine.snapshot import BatchSnapshot, EngineSnapshot, SlotSnapshot, Stuck
 from worker.engine.task import EmbedTask, GenerateTask, SequenceKey, Task
+from worker.engine.vision import TooManyRows, Vision
 
 __all__ = [
     "Adapters",
@@ -24,12 +26,18 @@ __all__ = [
     "GenerateTask",
     "Grammar",
     "Grammars",
+    "ImageRows",
     "LoadFailed",
     "Model",
     "ModelFacts",
     "OnEvents",
+    "Picture",
+    "Pixels",
+    "Placed",
     "SequenceKey",
     "SlotSnapshot",
     "Stuck",
     "Task",
+    "TooManyRows",
+    "Vision",
 ]

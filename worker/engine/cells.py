@@ -19,6 +19,7 @@ from worker.engine.adapters import Scales
 from worker.engine.eviction import least_missed, least_missed_end
 from worker.engine.grouping import UNGROUPED, Grouping
 from worker.engine.resident import NOWHERE, Ids, Resident, Standing
+from worker.engine.spans import NO_SPANS, Spans
 
 __all__ = ["Cache", "Cells", "Ids", "Prefix", "Resident", "Standing"]
 
@@ -61,7 +62,7 @@ class Cells:
     Ids must be enough for all that run. `can_rewind` is False for models whose state cannot lose its end: there a
     sequence is reused as a whole or not at all. `can_shift` is False where what is in the cache cannot be moved to
     other positions. Where tokens share positions (`grouping`), nobody lends anything: whole groups are moved when they
-    are complete.
+    are complete. Images have ids like tokens, so that they are reused like them; those that are whole are never cut.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Cells:
         for other in self.residents:
             if other.scales != scales:
                 continue
-            n_common = min(_common(other.known, known), len(known) - 1, other.n_pure)
+            n_common = other.spans.floor(min(_common(other.known, known), len(known) - 1, other.n_pure))
             if n_common <= 0:
                 continue
             n_cached = self._n_lendable(other, n_common)
@@ -117,10 +118,17 @@ class Cells:
         return best
 
     def place(
-        self, tokens: Ids, n_tokens: int, *, may_reuse: bool, is_patient: bool = False, scales: Scales = ()
+        self,
+        tokens: Ids,
+        n_tokens: int,
+        *,
+        may_reuse: bool,
+        is_patient: bool = False,
+        scales: Scales = (),
+        spans: Spans = NO_SPANS,
     ) -> Resident:
         """Begin with a sequence of which `n_tokens` are known, with as much of it as the cache has."""
-        resident = Resident(tokens, n_tokens, is_patient, may_reuse, scales)
+        resident = Resident(tokens, n_tokens, is_patient, may_reuse, scales, spans)
         self.resume(resident)
         return resident
 
@@ -165,7 +173,9 @@ class Cells:
         if leader is None:
             return
         is_there = leader.standing is Standing.RUNNING and leader.tokens is resident.awaited
-        n_ready = min(leader.n_cached, resident.n_awaited) if leader.tokens is resident.awaited else 0
+        n_ready = 0
+        if leader.tokens is resident.awaited:
+            n_ready = resident.spans.floor(min(leader.n_cached, resident.n_awaited))
         if n_ready > resident.n_cached:
             self._take(leader, resident, n_ready)
         if not is_there or n_ready == resident.n_awaited:
@@ -185,7 +195,7 @@ class Cells:
 
     def position(self, resident: Resident) -> int:
         """Where its next token stands."""
-        return self._grouping.position(resident.n_cached)
+        return self._position(resident, resident.n_cached)
 
     def restore(self, resident: Resident) -> None:
         """After a decode that failed or was interrupted: let the cache have what the resident says, or nothing."""
@@ -196,9 +206,10 @@ class Cells:
         keep a part."""
         if resident.seq_id == NOWHERE:
             return
+        n_kept = resident.spans.floor(n_kept)
         if n_kept < resident.n_cached and not self._can_rewind:
             n_kept = 0
-        if not self._cache.truncate(resident.seq_id, self._grouping.position(n_kept)):
+        if not self._cache.truncate(resident.seq_id, self._position(resident, n_kept)):
             n_kept = 0
             self._cache.truncate(resident.seq_id, 0)
         self._account.cut(resident.seq_id, n_kept)
@@ -264,6 +275,7 @@ class Cells:
         Its cells move with it where they can, but never those that another has, who would not know: then they are
         dropped, and what stands in them is to be computed again, behind what is left.
         """
+        assert not resident.spans
         resident.leader = resident.awaited = None  # who computes a prefix of what it was, not of what it is now
         end, n_tokens = n_kept + n_gone, resident.n_tokens
         if self._can_shift and resident.n_cached >= end and self.own(resident, end, resident.n_cached):
@@ -280,10 +292,14 @@ class Cells:
         tokens[n_kept : n_tokens - n_gone] = resident.tokens[end:n_tokens]
         resident.tokens, resident.n_tokens = tokens, n_tokens - n_gone
 
+    def _position(self, resident: Resident, n_tokens: int) -> int:
+        """Of the next token behind so many."""
+        return resident.spans.position(n_tokens) if resident.spans else self._grouping.position(n_tokens)
+
     def _n_lendable(self, other: Resident, n_common: int) -> int:
         if self._grouping.n > 1 and other.standing is not Standing.IDLE:
             return 0
-        n_cached = min(n_common, other.n_cached)
+        n_cached = other.spans.floor(min(n_common, other.n_cached))
         return n_cached if self._can_rewind or n_cached == other.n_cached else 0
 
     def _can_lead(self, other: Resident, *, is_patient: bool) -> bool:
@@ -343,7 +359,8 @@ class Cells:
     def _take(self, source: Resident, target: Resident, end: int) -> None:
         """Let a resident have what its source has up to there, behind what it has itself."""
         start = target.n_cached
-        self._cache.share(source.seq_id, target.seq_id, start, end)
+        at, to = self._position(target, start), self._position(source, end)
+        self._cache.share(source.seq_id, target.seq_id, at, to)
         self._account.share(source.seq_id, target.seq_id, start, end)
         target.n_cached = end
         target.n_reused += end - start

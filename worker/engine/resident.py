@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker.engine.adapters import Scales
+from worker.engine.spans import NO_SPANS, Spans
 
 Ids = NDArray[np.int32]
 
@@ -39,6 +40,8 @@ class Resident:
     """It takes what others have computed."""
     scales: Scales = ()
     """Of the adapters with which it is computed: of use to those alone that have the same."""
+    spans: Spans = NO_SPANS
+    """Which of the tokens are images."""
     seq_id: int = NOWHERE
     """In the cache."""
     standing: Standing = Standing.PARKED

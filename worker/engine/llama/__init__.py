@@ -10,7 +10,7 @@ go with their length.
 
 from worker.engine.llama.adapter import LoadedAdapters
 from worker.engine.llama.backend import Floats, Ids, LoadFailed, max_sequences
-from worker.engine.llama.batch import Piece
+from worker.engine.llama.batch import Piece, Rows
 from worker.engine.llama.context import (
     Context,
     Decoded,
@@ -25,6 +25,7 @@ from worker.engine.llama.interrupt import Interrupt
 from worker.engine.llama.loading import LoadAbandoned, LoadWatch
 from worker.engine.llama.model import Model, model_pooling
 from worker.engine.llama.params import CACHE_TYPES, ContextParams
+from worker.engine.llama.projector import Pixels, Projector, Slice, View
 
 __all__ = [
     "CACHE_TYPES",
@@ -47,6 +48,11 @@ __all__ = [
     "OutOfCells",
     "Outcome",
     "Piece",
+    "Pixels",
+    "Projector",
+    "Rows",
+    "Slice",
+    "View",
     "max_sequences",
     "model_pooling",
 ]

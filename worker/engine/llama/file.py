@@ -1,4 +1,7 @@
-"""A model's file, or its files: whether they are there and what they say they are, before llama.cpp reads them."""
+"""A model's file, or its files: whether they are there and what they say they are, before llama.cpp reads them.
+
+The same of what goes with a model.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,18 @@ _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 def check_file(path: Path) -> None:
     """LoadFailed when it, or a part of what it is the first part of, is missing, unreadable or no GGUF file."""
     for part in parts_of(path):
-        try:
-            with part.open("rb") as file:
-                magic = file.read(4)
-        except OSError as error:
-            raise LoadFailed(f"cannot read the model {part}: {(error.strerror or str(error)).lower()}") from None
-        if magic != b"GGUF":
-            raise LoadFailed(f"--model: {part} is not a GGUF file")
+        check_kind(part, "--model", "model")
+
+
+def check_kind(path: Path, flag: str, what: str) -> None:
+    """LoadFailed when what a flag names is missing, unreadable or no GGUF file."""
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise LoadFailed(f"cannot read the {what} {path}: {(error.strerror or str(error)).lower()}") from None
+    if magic != b"GGUF":
+        raise LoadFailed(f"{flag}: {path} is not a GGUF file")
 
 
 def parts_of(path: Path) -> list[Path]:
