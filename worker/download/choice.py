@@ -17,7 +17,7 @@ DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")
 COMPANIONS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
 """In the names of GGUF files that go with a model and are none."""
 
-_SPLIT = re.compile(r"(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
+_SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<n_parts>\d{5})\.gguf", re.IGNORECASE)
 _QUANT = re.compile(r"[-.]([A-Z0-9_]+)$", re.IGNORECASE)
 
 
@@ -38,19 +38,19 @@ class Split(NamedTuple):
     """The place of a file among the parts of a model."""
 
     stem: str
-    index: int = 1
-    count: int = 1
+    number: int = 1
+    n_parts: int = 1
 
     @classmethod
     def of(cls, path: str) -> Split:
         found = _SPLIT.fullmatch(path)
         if found is None:
             return cls(re.sub(r"\.gguf$", "", path, flags=re.IGNORECASE))
-        return cls(found["stem"], int(found["index"]), int(found["count"]))
+        return cls(found["stem"], int(found["number"]), int(found["n_parts"]))
 
     def paths(self) -> list[str]:
         """Of all parts, in order, for a model that has several."""
-        return [f"{self.stem}-{index:05}-of-{self.count:05}.gguf" for index in range(1, self.count + 1)]
+        return [f"{self.stem}-{number:05}-of-{self.n_parts:05}.gguf" for number in range(1, self.n_parts + 1)]
 
 
 def is_safe(path: str) -> bool:
@@ -68,7 +68,7 @@ def model_parts(files: Sequence[RemoteFile], quant: str, name: str) -> list[Remo
     """
     first = _named(files, name) if name else _by_quant(files, quant)
     split = Split.of(first.path)
-    if split.count <= 1:
+    if split.n_parts <= 1:
         return [first]
     by_path = {file.path: file for file in files}
     if missing := [path for path in split.paths() if path not in by_path]:
@@ -98,7 +98,7 @@ def _named(files: Sequence[RemoteFile], name: str) -> RemoteFile:
 
 
 def _by_quant(files: Sequence[RemoteFile], quant: str) -> RemoteFile:
-    models = [file for file in files if _is_model(file.path) and Split.of(file.path).index == 1]
+    models = [file for file in files if _is_model(file.path) and Split.of(file.path).number == 1]
     for wanted in (quant,) if quant else DEFAULT_QUANTS:
         for file in models:
             if re.search(re.escape(wanted) + "[.-]", file.path, re.IGNORECASE):

@@ -5,6 +5,8 @@ Knows neither the hub's paths nor files.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -71,7 +73,7 @@ class Client:
                         return
                     url = _next(url, response)
         except (aiohttp.ClientError, TimeoutError, OSError, UnicodeError) as error:
-            raise Interrupted(f"{url.host}: {str(error) or 'no answer in time'}") from error
+            raise Interrupted(f"{url.host} {_trouble(error)}") from error
         raise DownloadFailed(f"{asked.host} redirects without end")
 
     async def read_json(self, url: URL) -> tuple[bytes, URL | None]:
@@ -105,12 +107,27 @@ class Client:
         raise DownloadFailed(f"{what} is not there" if status == 404 else f"{what} answers with status {status}")
 
 
+def _trouble(error: Exception) -> str:
+    match error:
+        case aiohttp.ClientPayloadError() | aiohttp.ServerDisconnectedError() | ConnectionError():
+            return "broke the connection off"
+        case TimeoutError():
+            return f"has said nothing for {SILENCE_S:g} s"
+        case aiohttp.ClientConnectorCertificateError():
+            return f"has a certificate that is not trusted: {error.certificate_error}"
+        case OSError(errno=int(number)) if number > 0:
+            return f"cannot be reached: {os.strerror(number)}"
+        case OSError(strerror=str(reason)):  # a name that is not known
+            return f"cannot be reached: {reason}"
+        case _:
+            return f"cannot be talked to: {error}"
+
+
 def _next(url: URL, response: aiohttp.ClientResponse) -> URL:
-    try:
+    target = None
+    with contextlib.suppress(ValueError):
         target = url.join(URL(response.headers.get("Location", ""), encoded=True))  # signed: not a letter may change
-    except ValueError:
-        target = url
-    if target == url or target.scheme not in ("http", "https") or not target.host:
+    if target is None or target.scheme not in ("http", "https") or not target.host:
         raise DownloadFailed(f"{url.host} redirects to nowhere")
     if url.scheme == "https" and target.scheme == "http":
         raise DownloadFailed(f"{url.host} redirects to an address without TLS, {target.host}")

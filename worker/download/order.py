@@ -25,8 +25,8 @@ class Order:
 
     @classmethod
     def of(cls, settings: WorkerSettings) -> Order:
-        """Nothing is fetched yet. ConfigError, also when there is no model or more than one."""
-        settings.check_model()
+        """Nothing is fetched yet. ConfigError."""
+        settings.check()
         return cls(_model(settings), _projector(settings), _terms(settings))
 
     @property
@@ -57,6 +57,8 @@ def _model(settings: WorkerSettings) -> Source:
             return FromUrl.of(settings.model_url, settings.model_sha256)
         except ValueError as error:
             raise ConfigError(f"--model-url: {error}") from None
+    if not settings.model:
+        raise ConfigError("which model? --model names a GGUF file or `demo`, --hf-repo a repository, --model-url a URL")
     return FromFile(demo_model_path() if settings.model == "demo" else Path(settings.model))
 
 
@@ -83,5 +85,5 @@ def _terms(settings: WorkerSettings) -> Terms:
         settings.hf_token,
         is_offline=settings.offline,
         has_bar=settings.log_format != "json" and sys.stderr.isatty(),
-        wants_projector=not settings.mmproj_url,
+        wants_projector=settings.mmproj_auto and not (settings.mmproj or settings.mmproj_url),
     )

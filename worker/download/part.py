@@ -18,6 +18,8 @@ from worker.download.failures import DownloadFailed
 MAGIC = b"GGUF"
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PIECE = 1 << 20
+STRETCH = 64 * PIECE
+"""Read at once when a sum is taken of what is on disk: a fraction of a second, so that a process told to leave does."""
 
 
 class NotGguf(Exception):
@@ -28,20 +30,18 @@ class Part:
     """Use as a context manager. Failures of the disk are DownloadFailed; what has come stays."""
 
     def __init__(self, path: Path) -> None:
-        """Opens, and reads what is there: its hash is that of the whole in the end. DownloadFailed."""
+        """Opens; what is there is still to be taken up. DownloadFailed."""
         self.path = path
         self._etag_path = path.with_name(f"{path.name}.etag")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("ab+", buffering=0)
-            self._digest = hashlib.sha256()
             self._file.seek(0)
-            self.head, self.size = b"", 0
-            while piece := self._file.read(PIECE):
-                self._note(piece)
-            self.etag = self._etag_path.read_text() if self.size and self._etag_path.exists() else ""
+            self.etag = self._etag_path.read_text() if self._etag_path.exists() else ""
         except OSError as error:
             raise self._failure(error) from error
+        self._digest = hashlib.sha256()
+        self.head, self.size = b"", 0
 
     def __enter__(self) -> Self:
         return self
@@ -56,6 +56,17 @@ class Part:
     @property
     def sha256(self) -> str:
         return self._digest.hexdigest()
+
+    def take_up(self) -> bool:
+        """Read a stretch of what an earlier time left, for the sum of the whole. Whether there may be more."""
+        try:
+            for _ in range(STRETCH // PIECE):
+                if not (piece := self._file.read(PIECE)):
+                    return False
+                self._note(piece)
+        except OSError as error:
+            raise self._failure(error) from error
+        return True
 
     def start_over(self, etag: str = "") -> None:
         """Forget what has come. `etag` says what comes now: a later attempt goes on only with the same."""
@@ -124,9 +135,3 @@ class Part:
 def etag_path_of(target: Path) -> Path:
     """Where the ETag of a finished file is noted."""
     return target.with_name(f"{target.name}.etag")
-
-
-def sha256_of(path: Path) -> str:
-    """Of a whole file. OSError."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -46,5 +46,5 @@ class Patience:
 
     def _wait_s(self, failed: int, trouble: Interrupted) -> float:
         """With jitter: a fleet that was cut off together does not come back together."""
-        backoff = min(self.most_s, self.first_s * 2 ** (failed - 1)) * random.uniform(0.5, 1.0)
+        backoff: float = min(self.most_s, self.first_s * 2 ** (failed - 1)) * random.uniform(0.5, 1.0)
         return max(backoff, min(trouble.retry_after_s or 0.0, self.most_s))

@@ -30,7 +30,7 @@ log = structlog.get_logger(__name__)
 class Gauge:
     """One file of those that a display shows."""
 
-    def __init__(self, index: int, name: str, show: Callable[[Self, int, int | None, bool], None]) -> None:
+    def __init__(self, index: int, name: str, show: Callable[[Gauge, int, int | None, bool], None]) -> None:
         self.index, self.name = index, name
         self._show = show
 

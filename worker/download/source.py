@@ -22,7 +22,7 @@ from worker.download.choice import RemoteFile, Split, is_safe, model_parts, proj
 from worker.download.client import Client
 from worker.download.failures import DownloadFailed
 from worker.download.hub import Hub, hub_url
-from worker.download.part import etag_path_of, sha256_of
+from worker.download.part import Part, etag_path_of
 from worker.download.patience import Patience
 from worker.download.progress import Display
 from worker.download.transfer import Transfer, Wanted
@@ -71,7 +71,7 @@ class FromFile:
 
     @property
     def name(self) -> str:
-        return self.path.stem
+        return Split.of(self.path.name).stem
 
     async def files(self, terms: Terms, on_progress: Callable[[float], None]) -> ModelFiles:
         return ModelFiles(self.path)
@@ -118,7 +118,7 @@ class FromUrl:
     async def _is_outdated(self, client: Client, url: URL, target: Path, patience: Patience) -> bool:
         """Whether what is here is not what is wanted. A server that cannot be asked leaves us with what is here."""
         if self.sha256:
-            return await asyncio.to_thread(sha256_of, target) != self.sha256
+            return await _sha256_of(target) != self.sha256
         noted = etag_path_of(target)
         etag = noted.read_text() if noted.exists() else ""
 
@@ -208,9 +208,16 @@ class FromHub:
         return known, here
 
 
+async def _sha256_of(path: Path) -> str:
+    with Part(path) as whole:
+        while await asyncio.to_thread(whole.take_up):
+            pass
+        return whole.sha256
+
+
 def _parts_of(url: URL) -> list[URL]:
     split = Split.of(url.name)
-    return [url.with_name(name).with_query(url.query) for name in split.paths()] if split.count > 1 else [url]
+    return [url.with_name(name).with_query(url.query) for name in split.paths()] if split.n_parts > 1 else [url]
 
 
 def _all_here(wanted: list[Wanted], cache: Cache) -> list[Path]:

@@ -50,8 +50,9 @@ class Transfer:
         return target
 
     async def _fetch(self, target: Path) -> None:
-        part = await asyncio.to_thread(Part, self._wanted.place.part)
-        with part:
+        with Part(self._wanted.place.part) as part:
+            while await asyncio.to_thread(part.take_up):
+                self._gauge.show(part.size, self._size)
             n_kept = part.size
             try:
                 await self._complete(part)
