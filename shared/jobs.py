@@ -360,6 +360,11 @@ class Job(Wire):
         return isinstance(self.request, QuickRequest)
 
     @property
+    def is_bound(self) -> bool:
+        """Only the worker that it was sent to can do it: it means that one's slots, files or adapters."""
+        return isinstance(self.request, SlotAction | SetAdapters)
+
+    @property
     def is_constrained(self) -> bool:
         return isinstance(self.request, Generation) and self.request.constraint is not None
 

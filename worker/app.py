@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 import structlog
 
-from shared.bus import LeaseKeeper, open_bus
+from shared.bus import LeaseKeeper, Queue, open_bus
+from shared.errors import BusUnavailable
 from shared.settings import WorkerSettings
 from worker.agreement import agree
 from worker.engine import Engine, EngineConfig, OnEvents
@@ -29,6 +30,8 @@ from worker.rules import Rules, SystemPrompt
 STALL_S = 120.0
 """A busy engine without a finished step for this long hangs; a prefill step of a slow CPU takes some seconds."""
 WATCH_EVERY_S = 1.0
+LEAVE_S = 2.0
+"""To say that it leaves."""
 
 log = structlog.get_logger(__name__)
 
@@ -89,6 +92,7 @@ async def run(settings: WorkerSettings, make_engine: Callable[[EngineConfig, OnE
                         ):
                             await signals.wait()
                             announcer.draining()
+                        await _say_that_we_leave(bus.queue, worker_id, name)
                         log.info("draining", jobs=len(held), grace_s=settings.grace_s)
                         await signals.or_again(held.wait_empty(), settings.grace_s)
                         for job in held:
@@ -140,6 +144,15 @@ async def _load(engine: Engine, config: EngineConfig, name: str) -> None:
         wait_policy=os.environ.get("OMP_WAIT_POLICY", "default"),
         load_s=round(time.monotonic() - started, 1),
     )
+
+
+async def _say_that_we_leave(queue: Queue, worker_id: str, name: str) -> None:
+    """What was meant for us alone and is not here yet must not wait for us. Others find out by our silence if this
+    fails."""
+    try:
+        await asyncio.wait_for(queue.leave(worker_id, name), LEAVE_S)
+    except (BusUnavailable, TimeoutError):
+        log.debug("nobody knows that we leave")
 
 
 async def _watch(engine: Engine) -> None:

@@ -176,6 +176,7 @@ class Registrar:
                 scales=scales,
                 queue_ms=queue_ms,
                 deadline=deadline,
+                slot=self._rules.slot_of(request, index),
                 images=prompt.images,
             )
             tasks.append(task)

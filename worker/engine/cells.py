@@ -18,7 +18,7 @@ from worker.engine.account import Account
 from worker.engine.adapters import Scales
 from worker.engine.eviction import least_missed, least_missed_end
 from worker.engine.grouping import UNGROUPED, Grouping
-from worker.engine.resident import NOWHERE, Ids, Resident, Standing
+from worker.engine.resident import NO_SLOT, NOWHERE, Ids, Resident, Standing
 from worker.engine.spans import NO_SPANS, Spans
 
 __all__ = ["Cache", "Cells", "Ids", "Prefix", "Resident", "Standing"]
@@ -98,9 +98,10 @@ class Cells:
             held.append((prefix.source.seq_id, prefix.n_cached))
         return self._n_cells - self._account.n_held(held)
 
-    def prefix(self, known: Ids, scales: Scales = (), *, is_patient: bool = False) -> Prefix:
+    def prefix(self, known: Ids, scales: Scales = (), *, is_patient: bool = False, slot: int = NO_SLOT) -> Prefix:
         """The most that a sequence with these tokens can have of others that are computed with the same scales, now
-        and soon. One known token at least is left to compute, since the first choice needs its logits."""
+        and soon; of the slot's own if that is as much. One known token at least is left to compute, since the first
+        choice needs its logits."""
         best = Prefix()
         for other in self.residents:
             if other.scales != scales:
@@ -109,7 +110,7 @@ class Cells:
             if n_common <= 0:
                 continue
             n_cached = self._n_lendable(other, n_common)
-            if n_cached > best.n_cached or (n_cached and n_cached == best.n_cached and _lends_more(other, best)):
+            if n_cached > best.n_cached or (n_cached and n_cached == best.n_cached and _lends_more(other, best, slot)):
                 best = best._replace(source=other, n_cached=n_cached)
             if n_common > best.n_awaited and self._can_lead(other, is_patient=is_patient):
                 best = best._replace(leader=other, n_awaited=n_common)
@@ -126,10 +127,11 @@ class Cells:
         is_patient: bool = False,
         scales: Scales = (),
         spans: Spans = NO_SPANS,
+        slot: int = NO_SLOT,
     ) -> Resident:
         """Begin with a sequence of which `n_tokens` are known, with as much of it as the cache has."""
         resident = Resident(tokens, n_tokens, is_patient, may_reuse, scales, spans)
-        self.resume(resident)
+        self.resume(resident, slot)
         return resident
 
     def park(self, resident: Resident) -> None:
@@ -138,8 +140,9 @@ class Cells:
         resident.leader = resident.awaited = None
         resident.stamp = next(self._stamps)
 
-    def resume(self, resident: Resident) -> None:
+    def resume(self, resident: Resident, slot: int = NO_SLOT) -> None:
         """A sequence has a slot, with what the cache has of it."""
+        resident.slot = slot
         prefix = self.prefix_of(resident)
         if resident.seq_id == NOWHERE:
             self._settle(resident, prefix)
@@ -158,7 +161,7 @@ class Cells:
             return Prefix(resident, resident.n_cached)
         if not resident.may_reuse:
             return Prefix()
-        return self.prefix(resident.known, resident.scales, is_patient=resident.is_patient)
+        return self.prefix(resident.known, resident.scales, is_patient=resident.is_patient, slot=resident.slot)
 
     def release(self, resident: Resident) -> None:
         """The sequence ended; its tokens stay until its cells are needed."""
@@ -368,9 +371,13 @@ class Cells:
         source.lent_stamp = next(self._stamps)
 
 
-def _lends_more(other: Resident, best: Prefix) -> bool:
-    """Of those that have the same, the one that lent last goes on lending: it is the one that is kept for it."""
-    return best.source is None or other.lent_stamp > best.source.lent_stamp
+def _lends_more(other: Resident, best: Prefix, slot: int) -> bool:
+    """Of those that have the same, the one that lent last goes on lending: it is the one that is kept for it. But what
+    was in the slot goes first."""
+    if best.source is None:
+        return True
+    is_own, is_best_own = (each.slot == slot != NO_SLOT for each in (other, best.source))
+    return (is_own, other.lent_stamp) > (is_best_own, best.source.lent_stamp)
 
 
 def _common(left: Ids, right: Ids) -> int:

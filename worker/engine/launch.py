@@ -115,6 +115,7 @@ class Launcher:
             may_reuse=task.request.cache_prompt,
             is_patient=task.lane is Lane.BULK,
             scales=task.scales,
+            slot=slot,
             spans=spans_of(task.images),
         )
         matcher = Matcher(task.grammar, self._masks) if task.grammar is not None else None

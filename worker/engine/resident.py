@@ -19,6 +19,7 @@ Ids = NDArray[np.int32]
 
 NOWHERE = -1
 """The id of a sequence that has nothing in the cache."""
+NO_SLOT = -1
 
 
 class Standing(Enum):
@@ -45,6 +46,8 @@ class Resident:
     seq_id: int = NOWHERE
     """In the cache."""
     standing: Standing = Standing.PARKED
+    slot: int = NO_SLOT
+    """Where it runs, or ran last."""
     n_cached: int = 0
     n_reused: int = 0
     """Of the cached: those that this sequence did not compute itself."""

@@ -240,7 +240,7 @@ class Sequence:
         self.phase, self.parked_at = Phase.PARKED, now
 
     def resume(self, slot: int, now: float) -> None:
-        """Go on in another slot where it was: its prompt is not told of again, nor is a first token."""
+        """Go on where it was, mostly in another slot: its prompt is not told of again, nor is a first token."""
         assert self.phase is Phase.PARKED
         self.phase = Phase.DECODE if self.clock.prompted else Phase.PREFILL
         self.slot, self.placed_at = slot, now

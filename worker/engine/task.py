@@ -63,6 +63,8 @@ class GenerateTask:
     """Time the job had waited when it was submitted here; the wait for a slot is added to it."""
     deadline: float | None = None
     """`time.monotonic()` seconds."""
+    slot: int | None = None
+    """The one that it wants to run in; None: any."""
     images: tuple[Placed, ...] = ()
     """Rows that stand in the prompt, in order."""
 
