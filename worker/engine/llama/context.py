@@ -66,8 +66,8 @@ class Context:
         return cls(_new_context(model, params), model, params)
 
     def reopen(self) -> None:
-        """Be as if just opened, but adapted: whatever was in the cache, or wrong with it, is gone. LoadFailed when it cannot be had
-        or does not compute; then it may be tried again."""
+        """Be as if just opened, but adapted: whatever was in the cache, or wrong with it, is gone. LoadFailed when it
+        cannot be had or does not compute; then it may be tried again."""
         self.close()
         self._pointer = _new_context(self._model, self._params)
         self._memory = llama_cpp.llama_get_memory(self._pointer)
