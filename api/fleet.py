@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import structlog
 
@@ -26,6 +26,12 @@ INSPECT_EVERY_S = 30.0
 AWAY = "Redis cannot be reached"
 
 State = Literal["ok", "loading model", "no worker", "redis unavailable"]
+
+
+class Slot(NamedTuple):
+    worker_id: str
+    id: int
+    """Among those of its worker."""
 
 
 class Fleet:
@@ -162,7 +168,22 @@ class Fleet:
 
     def is_staffed(self, model: str) -> bool:
         """Whether a worker serves a model, or loads it."""
-        return any(worker.model.name == model and worker.status != "draining" for worker in self.workers)
+        return bool(self.staff(model))
+
+    def staff(self, model: str) -> list[WorkerState]:
+        """The workers that serve a model, or load it, sorted by id."""
+        return [w for w in self.workers if w.model.name == model and w.status in ("loading", "ready")]
+
+    def slot(self, model: str, number: int) -> Slot | None:
+        """The slot of that number, counted over the workers of a model that are ready, in the order of `/slots`, and
+        from the first one again behind the last, as llama.cpp counts. None while nobody is ready."""
+        slots = [
+            Slot(worker.id, slot.id)
+            for worker in self.workers
+            if worker.model.name == model and worker.status == "ready"
+            for slot in worker.slots
+        ]
+        return slots[number % len(slots)] if slots else None
 
     def can_see(self, model: str) -> bool:
         """Whether a model may be shown images: a worker has a projector for it, or none is there to say otherwise."""
