@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from shared.errors import Cancelled, InvalidRequest, PromptTooLong
+from shared.errors import Cancelled, EngineFailed, InvalidRequest, PromptTooLong
 from shared.jobs import Image as File
 from shared.jobs import Media
 from tests.models import write_byte_model, write_projector
@@ -92,6 +93,19 @@ def vision(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vision]:
         Projector.load(model, projector_of(write_projector(folder / "p.gguf"))) as projector,
     ):
         yield Vision(projector, n_ubatch=512)
+
+
+def test_rows_that_are_not_numbers_never_reach_a_cache(tmp_path: Path) -> None:
+    path = write_projector(tmp_path / "p.gguf")
+    weights = bytearray(path.read_bytes())
+    weights[-4:] = np.float32("nan").tobytes()  # of the last bias
+    path.write_bytes(weights)
+    with (
+        Model.load(write_byte_model(tmp_path / "model.gguf")) as model,
+        Projector.load(model, projector_of(path)) as projector,
+        pytest.raises(EngineFailed, match="not numbers"),
+    ):
+        Pictures(media(saved(plain(RED))), Vision(projector, n_ubatch=512), n_ctx=100).take(0)
 
 
 def media(*contents: bytes) -> Media:

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from shared.errors import InvalidRequest
-from shared.events import Failure, Progress
+from shared.events import Answer, Failure, Progress
 from shared.jobs import Lane
 from tests.models import BYTE_EOS, ProjectorKind, write_byte_model, write_projector, write_two_dimensional_model
+from tests.worker.engine.faulty import Decode, Fault, Faults
 from tests.worker.engine.harness import EXACT, GREEDY, Recorded, config, task
 from tests.worker.engine.looking import Part, looking, native_greedy, picture, projector_of
 from worker.engine import EngineEvent, GenerateTask, Placed, SequenceKey
@@ -119,9 +120,8 @@ def test_decodes_of_others_go_on_while_an_image_is_encoded(eye: Eye) -> None:
     assert eye.engine.answer(stream.key.job_id).timings.predicted_n == 400
 
 
+@pytest.mark.parametrize("eye", ["mlp", "qwen2vl_merger"], indirect=True)
 def test_an_image_larger_than_a_batch_is_decoded_in_parts_where_its_rows_see_only_those_before(eye: Eye) -> None:
-    if eye.kind == "gemma3":
-        pytest.skip("its rows see each other")
     parts = ("large: ", picture(41, 130, 100), " and behind it?")
     small = {"n_batch": 8, "n_ubatch": 8, "n_slots": 1}
     with Recorded(config(eye.model, projector=projector_of(eye.projector), **small, **EXACT)) as engine:
@@ -166,6 +166,45 @@ def test_a_cache_too_small_for_all_gives_up_ends_of_prompts_and_no_text_changes(
         for round in range(2):
             tasks = [looking(engine, f"{round}/{at}", *parts, n_predict=30) for at, parts in enumerate(prompts)]
             assert [answer.text for answer in engine.run(*tasks)] == alone
+
+
+FAULTS = {
+    "failed": Fault(-3),
+    "failed halfway": Fault(-3, is_halfway=True),
+    "no cells": Fault(1),
+    "no logits": Fault(has_logits=False),
+}
+
+
+def disturbed(eye: Eye, faults: Faults) -> dict[str, str | None]:
+    """Texts of two streams and of two prompts with images, None for those that failed."""
+    disturbing = config(eye.model, projector=projector_of(eye.projector), **EXACT)
+    with Recorded(disturbing, open_context=faults.open) as engine:
+        engine.submit(task("a", b"One text", n_predict=30), task("b", b"Another", n_predict=30))
+        engine.submit(*(looking(engine, name, f"{name}: ", picture(70), picture(71), "?") for name in ("c", "d")))
+        endings = {name: engine.ending(name) for name in "abcd"}
+        assert engine.run(task("after", b"and then", n_predict=2))[0].timings.predicted_n == 2
+    return {name: ending.text if isinstance(ending, Answer) else None for name, ending in endings.items()}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_decode_of_an_image_that_fails_once_changes_no_text(eye: Eye, name: str) -> None:
+    seen: list[Decode] = []
+
+    def rule(decode: Decode) -> Fault | None:
+        seen.extend([decode] if decode.has_rows else [])
+        return FAULTS[name] if decode.has_rows and len(seen) == 2 else None
+
+    expected = disturbed(eye, Faults(lambda decode: None))
+    assert None not in expected.values()
+    assert disturbed(eye, Faults(rule)) == expected
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_images_that_cannot_be_decoded_fail_alone(eye: Eye, name: str) -> None:
+    expected = disturbed(eye, Faults(lambda decode: None))
+    failing = Faults(lambda decode: FAULTS[name] if decode.has_rows else None)
+    assert disturbed(eye, failing) == expected | {"c": None, "d": None}
 
 
 @pytest.mark.parametrize("eye", ["mlp"], indirect=True)
