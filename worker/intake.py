@@ -33,7 +33,7 @@ from shared.jobs import (
     SlotAction,
     Tokenize,
 )
-from worker.chat import ChatTemplate
+from worker.chat import Template, template_of
 from worker.engine import Adapters, EmbedTask, GenerateTask, Grammar, Grammars, Model, SequenceKey
 from worker.engine.sampling import Breakers, Repeats
 from worker.past import Past
@@ -65,15 +65,20 @@ class Registrar:
     """Turns claimed jobs into tasks for one model. Thread-safe: the model and the template are only read."""
 
     def __init__(
-        self, model: Model, rules: Rules, grammars: Grammars | None = None, adapters: Adapters | None = None
+        self,
+        model: Model,
+        rules: Rules,
+        grammars: Grammars | None = None,
+        adapters: Adapters | None = None,
+        template: Template | None = None,
     ) -> None:
-        """Without `grammars` a constraint is refused; without `adapters` there are none."""
+        """Without `grammars` a constraint is refused; without `adapters` there are none; without a `template` it is
+        the model's own. ValueError when that is none."""
         self._model = model
         self._adapters = adapters or Adapters()
         self._grammars = grammars
         self._rules = rules
-        facts = model.facts
-        self._template = ChatTemplate(facts.chat_template, bos_token=facts.bos_token, eos_token=facts.eos_token)
+        self._template = template or template_of(model.facts)
         self._vocabulary = Vocabulary(model)
         self._prompter = Prompter(model, self._vocabulary, self._template, rules)
 

@@ -38,6 +38,7 @@ from api.cli.spool import ForeignPart, Ledger
 from api.cli.stack import Place, check_model, config_of, free_port, open_stack
 from api.cli.state import state_folder
 from api.cli.supervisor import ChildRefused
+from shared.modelfile import BadModelFile
 from shared.settings import ConfigError, RunSettings
 
 PROG = "slotstream run"
@@ -56,7 +57,9 @@ def run(argv: Sequence[str]) -> int:
     try:
         _check_model(settings, argv)
         return _run(settings, config_of(argv))
-    except (ConfigError, BadInput, BadOutput, InputChanged, ModelChanged, ChildRefused, ServiceLost) as error:
+    except (BadModelFile, ConfigError) as error:
+        _say(settings.blame(str(error)))
+    except (BadInput, BadOutput, InputChanged, ModelChanged, ChildRefused, ServiceLost) as error:
         _say(str(error))
     except OSError as error:
         _say(f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error))
@@ -89,7 +92,7 @@ def _model_flag(argv: Sequence[str]) -> str | None:
 def _run(settings: RunSettings, config: dict[str, str]) -> int:
     found = survey(settings.input)
     with RunFolder.open(state_folder(settings.state_dir), settings.input, settings.output) as folder:
-        model = None if settings.url else RunModel.of(settings.model, settings.alias)
+        model = None if settings.url else RunModel.of(settings.model, next(iter(settings.names), ""))
         if not folder.begin(found, is_restart=settings.restart, model=model):
             failed = f", {_lines(folder.n_failed)} failed" if folder.n_failed else ""
             _say(f"{settings.output} is complete already{failed}; --restart does it again")

@@ -7,7 +7,15 @@ from worker.engine.adapters import Adapters, Defaults
 from worker.engine.config import EngineConfig
 from worker.engine.constraint import Grammar, Grammars
 from worker.engine.engine import Engine, EngineEvent, OnEvents
-from worker.engine.llama import FillTokens, LoadFailed, Model, ModelFacts
+from worker.engine.llama import (
+    FillTokens,
+    LoadAbandoned,
+    LoadFailed,
+    Model,
+    ModelFacts,
+    apply_builtin_template,
+    builtin_templates,
+)
 from worker.engine.snapshot import BatchSnapshot, EngineSnapshot, SlotSnapshot, Stuck
 from worker.engine.task import EmbedTask, GenerateTask, SequenceKey, Task
 
@@ -24,6 +32,7 @@ __all__ = [
     "GenerateTask",
     "Grammar",
     "Grammars",
+    "LoadAbandoned",
     "LoadFailed",
     "Model",
     "ModelFacts",
@@ -32,4 +41,6 @@ __all__ = [
     "SlotSnapshot",
     "Stuck",
     "Task",
+    "apply_builtin_template",
+    "builtin_templates",
 ]

@@ -25,6 +25,7 @@ from worker.engine.llama.interrupt import Interrupt
 from worker.engine.llama.loading import LoadAbandoned, LoadWatch
 from worker.engine.llama.model import Model, model_pooling
 from worker.engine.llama.params import CACHE_TYPES, ContextParams
+from worker.engine.llama.templates import apply_builtin_template, builtin_templates
 
 __all__ = [
     "CACHE_TYPES",
@@ -47,6 +48,8 @@ __all__ = [
     "OutOfCells",
     "Outcome",
     "Piece",
+    "apply_builtin_template",
+    "builtin_templates",
     "max_sequences",
     "model_pooling",
 ]

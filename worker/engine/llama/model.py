@@ -10,13 +10,13 @@ from typing import Any, Self
 
 import llama_cpp
 
+from shared.modelfile import BadModelFile, check_file
 from shared.overrides import MetadataOverride
 from worker.engine.config import LoadOptions, Pooling
 from worker.engine.llama import backend
 from worker.engine.llama.adapter import LoadedAdapters
 from worker.engine.llama.backend import LoadFailed
 from worker.engine.llama.facts import read_facts, token_piece
-from worker.engine.llama.file import check_file
 from worker.engine.llama.loading import LoadAbandoned, LoadWatch, ModelParams
 from worker.grammar.lexicon import Lexicon, lexicon
 
@@ -55,7 +55,10 @@ class Model:
         """Map the file into memory. LoadFailed when it is missing, unreadable, or nothing llama.cpp knows, or an option
         names what is not there; LoadAbandoned when the `watch` says so."""
         options, watch = options or LoadOptions(), watch or LoadWatch()
-        check_file(path)
+        try:
+            check_file(path)
+        except BadModelFile as error:
+            raise LoadFailed(str(error)) from None
         backend.acquire(options.numa)
         try:
             pointer = _load(path, options, watch)
