@@ -199,6 +199,15 @@ class Fleet:
         failure = _failure(members)
         return f"a worker; the last one could not start: {failure}" if failure else "a worker"
 
+    def can_see(self, model: str) -> bool:
+        """Whether a model may be shown images: a worker has a projector for it, or none is there to say otherwise."""
+        cards = [worker.model for worker in self.loaded(model)]
+        return not cards or any(card.has_vision for card in cards)
+
+    def loaded(self, model: str) -> list[WorkerState]:
+        """The workers of a model that are past loading it, sorted by id."""
+        return [w for w in self.workers if w.model.name == model and w.status in ("ready", "draining")]
+
     def _match(self, asked: str | None) -> str | None:
         """A name that we know means that model, also while its workers are away: another would answer wrongly. Any
         other name means the only one that is served."""

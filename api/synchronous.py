@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 
 from api.access import read_body
 from api.context import context_of, tenant_of
+from api.images import place_images
 from api.relay import JobResponse
 from api.schemas.ask import Ask, Origin
 from shared.jobs import Job, Lane
@@ -21,6 +22,7 @@ async def answer(request: Request, read: Callable[[dict[str, Any]], Ask]) -> ASG
     context = context_of(request)
     ask = read(await read_body(request, context.max_body))
     model = await context.fleet.resolve_staffed(ask.model)
+    ask = await place_images(context, ask, model)
     tenant = tenant_of(request)
     jobs = [
         Job(

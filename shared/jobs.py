@@ -360,8 +360,17 @@ class Job(Wire):
         return isinstance(self.request, QuickRequest)
 
     @property
+    def is_bound(self) -> bool:
+        """Only the worker that it was sent to can do it: it means that one's slots, files or adapters."""
+        return isinstance(self.request, SlotAction | SetAdapters)
+
+    @property
     def is_constrained(self) -> bool:
         return isinstance(self.request, Generation) and self.request.constraint is not None
+
+    @property
+    def has_images(self) -> bool:
+        return isinstance(self.request, Generation) and self.request.media is not None
 
     @property
     def n_slots(self) -> int:

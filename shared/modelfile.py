@@ -1,4 +1,7 @@
-"""A model's file, or its files: whether they are there, and are what their names say. Knows not what is in them."""
+"""The files of a model, and of what goes with it: whether they are there, and are what their names say.
+
+Knows not what is in them.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ import re
 from pathlib import Path
 
 
-class BadModelFile(Exception):
-    """It cannot be loaded. The message is one sentence that names it."""
+class LoadFailed(Exception):
+    """A model, or what goes with it, cannot be had. The message is one sentence for people."""
 
 
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
@@ -15,28 +18,31 @@ _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
 def check_file(path: Path) -> None:
-    """BadModelFile when it, or a part of what it is the first part of, is missing, unreadable or no GGUF file."""
+    """LoadFailed when it, or a part of what it is the first part of, is missing, unreadable or no GGUF file."""
     for part in parts_of(path):
-        try:
-            with part.open("rb") as file:
-                magic = file.read(4)
-        except OSError as error:
-            raise BadModelFile(f"cannot read the model {part}: {(error.strerror or str(error)).lower()}") from None
-        if magic != b"GGUF":
-            raise BadModelFile(f"--model: {part} is not a GGUF file")
+        check_kind(part, "--model", "model")
+
+
+def check_kind(path: Path, flag: str, what: str) -> None:
+    """LoadFailed when what a flag names is missing, unreadable or no GGUF file."""
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise LoadFailed(f"cannot read the {what} {path}: {(error.strerror or str(error)).lower()}") from None
+    if magic != b"GGUF":
+        raise LoadFailed(f"{flag}: {path} is not a GGUF file")
 
 
 def parts_of(path: Path) -> list[Path]:
-    """The files of a model that is named by its only or its first one. BadModelFile for a later one."""
+    """The files of a model that is named by its only or its first one. LoadFailed for a later one."""
     named = _PART.fullmatch(path.name)
     if named is None:
         return [path]
     count = int(named["count"])
     parts = [path.with_name(f"{named['stem']}-{n + 1:05}-of-{count:05}.gguf") for n in range(count)]
     if int(named["number"]) != 1:
-        raise BadModelFile(
-            f"--model: {path} is a later part of a model; name the first, {parts[0] if parts else 'of 1'}"
-        )
+        raise LoadFailed(f"--model: {path} is a later part of a model; name the first, {parts[0] if parts else 'of 1'}")
     return parts
 
 

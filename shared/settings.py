@@ -395,6 +395,28 @@ class AdapterSettings(Settings):
     )
 
 
+class ImageSettings(Settings):
+    """Which images a worker takes."""
+
+    group: ClassVar[str] = "images"
+
+    mmproj: Annotated[Path | None, Flag("-mm", "--mmproj")] = Field(
+        None, description="GGUF file of the model's vision projector, so that prompts can have images"
+    )
+    mmproj_auto: Annotated[bool, Flag("--mmproj-auto", off=("--no-mmproj",))] = Field(
+        True, description="use the file of --mmproj"
+    )
+    mmproj_offload: Annotated[bool, Flag("--mmproj-offload")] = Field(
+        True, description="compute the projector on the GPU, where there is one"
+    )
+    image_min_tokens: Annotated[int, Flag("--image-min-tokens")] = Field(
+        0, ge=0, description="tokens of an image at least, where the projector can choose; 0 leaves it to the projector"
+    )
+    image_max_tokens: Annotated[int, Flag("--image-max-tokens")] = Field(
+        0, ge=0, description="tokens of an image at most, where the projector can choose; 0 leaves it to the projector"
+    )
+
+
 class EmbeddingSettings(Settings):
     """Vectors of texts."""
 
@@ -454,6 +476,7 @@ class WorkerSettings(
     BatchSettings,
     DeviceSettings,
     AdapterSettings,
+    ImageSettings,
     EmbeddingSettings,
     TextSettings,
     LeavingSettings,

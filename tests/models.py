@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gguf
 import numpy as np
@@ -28,6 +28,7 @@ __all__ = [
     "write_demo_vocab_model",
     "write_encoder_model",
     "write_infill_model",
+    "write_projector",
     "write_recurrent_model",
     "write_sliding_model",
 ]
@@ -129,6 +130,47 @@ def write_encoder_model(path: Path, *, n_layers: int = 2, n_ctx_train: int = 512
             weights.add(f"blk.{layer}.{name}.weight", N_EMBD, N_EMBD)
         weights.add(f"blk.{layer}.ffn_up.weight", N_FF, N_EMBD)
         weights.add(f"blk.{layer}.ffn_down.weight", N_EMBD, N_FF)
+    return _finish(writer, path)
+
+
+def write_projector(path: Path, kind: Literal["mlp", "gemma3"] = "mlp", *, n_out: int = N_EMBD, seed: int = 0) -> Path:
+    """A vision transformer for pictures of 32 x 32 pixels and a projector of n_out: `mlp` makes 16 rows that see those
+    before them, `gemma3` makes 4 that see each other, between `<start_of_image>` and `<end_of_image>`."""
+    n_embd, n_ff, n_layers, image_size, patch_size = 32, 48, 2, 32, 8
+    writer = gguf.GGUFWriter(path, "clip")
+    writer.add_clip_has_vision_encoder(True)
+    writer.add_clip_projector_type(kind)
+    writer.add_vision_use_gelu(True)
+    writer.add_vision_embedding_length(n_embd)
+    writer.add_vision_feed_forward_length(n_ff)
+    writer.add_vision_block_count(n_layers)
+    writer.add_vision_head_count(2)
+    writer.add_vision_attention_layernorm_eps(1e-5)
+    writer.add_vision_projection_dim(n_out)
+    writer.add_vision_image_size(image_size)
+    writer.add_vision_patch_size(patch_size)
+    writer.add_vision_image_mean([0.5] * 3)
+    writer.add_vision_image_std([0.5] * 3)
+    weights = _Weights(writer, seed)
+    weights.add("v.patch_embd.weight", n_embd, 3, patch_size, patch_size, scale=(3 * patch_size**2) ** -0.5)
+    weights.add("v.position_embd.weight", (image_size // patch_size) ** 2, n_embd, scale=0.1)
+    for layer in range(n_layers):
+        block = f"v.blk.{layer}"
+        for name in ("ln1", "ln2"):
+            weights.add_ones(f"{block}.{name}.weight", n_embd)
+            weights.add(f"{block}.{name}.bias", n_embd, scale=0.1)
+        for name in ("attn_q", "attn_k", "attn_v", "attn_out"):
+            weights.add(f"{block}.{name}.weight", n_embd, n_embd)
+        weights.add(f"{block}.ffn_up.weight", n_ff, n_embd)
+        weights.add(f"{block}.ffn_down.weight", n_embd, n_ff)
+    if kind == "mlp":
+        for name, n_in in (("mm.0", n_embd), ("mm.2", n_out)):
+            weights.add(f"{name}.weight", n_out, n_in)
+            weights.add(f"{name}.bias", n_out, scale=0.1)
+    else:
+        writer.add_vision_projector_scale_factor(2)
+        weights.add_ones("mm.soft_emb_norm.weight", n_embd)
+        weights.add("mm.input_projection.weight", n_embd, n_out, scale=n_embd**-0.5)
     return _finish(writer, path)
 
 

@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 import structlog
 
-from shared.bus import Bus, LeaseKeeper, open_bus
+from shared.bus import Bus, LeaseKeeper, Queue, open_bus
+from shared.errors import BusUnavailable
 from shared.settings import ConfigError, WorkerSettings
 from worker.agreement import agree
 from worker.engine import Engine, EngineConfig, LoadFailed, OnEvents
@@ -30,6 +31,8 @@ from worker.rules import Rules
 STALL_S = 120.0
 """A busy engine without a finished step for this long hangs; a prefill step of a slow CPU takes some seconds."""
 WATCH_EVERY_S = 1.0
+LEAVE_S = 2.0
+"""To say that it leaves."""
 
 log = structlog.get_logger(__name__)
 
@@ -95,7 +98,8 @@ async def _work(
                 Rules.of(settings, intent.system_prompt, engine.n_ctx_slot),
                 engine.grammars,
                 engine.adapters,
-                template,
+                engine.vision,
+                template=template,
             ),
             Station(announcer.worker_id, announcer.name, intent.config.n_slots, settings.lease_s),
         )
@@ -109,6 +113,7 @@ async def _work(
                 ):
                     await signals.wait()
                     announcer.draining()
+                await _say_that_we_leave(bus.queue, announcer.worker_id, announcer.name)
                 log.info("draining", jobs=len(held), grace_s=settings.grace_s)
                 await signals.or_again(held.wait_empty(), settings.grace_s)
                 for job in held:
@@ -153,6 +158,15 @@ class StopSignals:
         await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             task.cancel()
+
+
+async def _say_that_we_leave(queue: Queue, worker_id: str, name: str) -> None:
+    """What was meant for us alone and is not here yet must not wait for us. Others find out by our silence if this
+    fails."""
+    try:
+        await asyncio.wait_for(queue.leave(worker_id, name), LEAVE_S)
+    except (BusUnavailable, TimeoutError):
+        log.debug("nobody knows that we leave")
 
 
 async def _watch(engine: Engine) -> None:

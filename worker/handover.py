@@ -69,13 +69,16 @@ class Handover:
         return n_given
 
     def _stuck(self) -> list[Held]:
-        """Jobs that have waited too long, the longest first: none of their sequences has a slot."""
+        """Jobs that have waited too long, the longest first: none of their sequences has a slot. What is meant for this
+        worker alone stays."""
         snapshot, now = self._engine.snapshot(), time.monotonic()
         moving = {slot.job_id for slot in snapshot.slots}
         since: dict[Held, float] = {}
         for key, at in snapshot.stuck:
             held = self._held.get(key.job_id)
-            if held and held.lease.mark == key.attempt and not held.is_over and key.job_id not in moving:
+            if held is None or held.claimed.is_own:
+                continue
+            if held.lease.mark == key.attempt and not held.is_over and key.job_id not in moving:
                 since[held] = max(at, since.get(held, at))
         overdue = [held for held, at in since.items() if now - at >= _patience_s(held)]
         return sorted(overdue, key=lambda held: since[held])

@@ -52,6 +52,11 @@ class Held:
         return self.claimed.lease
 
     @property
+    def queue(self) -> str:
+        """The line that it came from."""
+        return "own" if self.claimed.is_own else self.job.queue
+
+    @property
     def n_slots(self) -> int:
         """Those that it has, or would like to have: one at least while it is held."""
         return max(1, self.job.n_slots - len(self.parts))
@@ -161,8 +166,8 @@ class HeldJobs:
         return any(held.claimed.is_suspect for held in self._by_id.values())
 
     def of(self, queue: str) -> list[Held]:
-        """The jobs of one line: of a lane, or the quick ones."""
-        return [held for held in self._by_id.values() if held.job.queue == queue]
+        """The jobs of one line: of a lane, the quick ones, or those of this worker's `own`."""
+        return [held for held in self._by_id.values() if held.queue == queue]
 
     async def wait_empty(self) -> None:
         await self._empty.wait()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -25,6 +25,7 @@ from shared.jobs import (
     Generation,
     Infill,
     Job,
+    Media,
     Prompt,
     Rerank,
     SamplerKind,
@@ -34,9 +35,10 @@ from shared.jobs import (
     Tokenize,
 )
 from worker.chat import Template, template_of
-from worker.engine import Adapters, EmbedTask, GenerateTask, Grammar, Grammars, Model, SequenceKey
+from worker.engine import Adapters, EmbedTask, GenerateTask, Grammar, Grammars, Model, SequenceKey, Vision
 from worker.engine.sampling import Breakers, Repeats
 from worker.past import Past
+from worker.pictures import Pictures
 from worker.prompting import Prompter
 from worker.rules import Rules, SystemPrompt
 from worker.vocabulary import Vocabulary, pieces_of
@@ -70,29 +72,36 @@ class Registrar:
         rules: Rules,
         grammars: Grammars | None = None,
         adapters: Adapters | None = None,
+        vision: Vision | None = None,
+        *,
         template: Template | None = None,
     ) -> None:
-        """Without `grammars` a constraint is refused; without `adapters` there are none; without a `template` it is
-        the model's own. ValueError when that is none."""
+        """Without `grammars` a constraint is refused, without `vision` an image; without `adapters` there are none;
+        without a `template` it is the model's own. ValueError when that is none."""
         self._model = model
         self._adapters = adapters or Adapters()
         self._grammars = grammars
+        self._vision = vision
         self._rules = rules
         self._template = template or template_of(model.facts)
         self._vocabulary = Vocabulary(model)
         self._prompter = Prompter(model, self._vocabulary, self._template, rules)
 
-    def admit(self, claimed: Claimed, pasts: Mapping[int, Past]) -> Intake:
-        """Tasks for `claimed`; `pasts` are what earlier attempts have said, by sequence.
+    def admit(
+        self, claimed: Claimed, pasts: Mapping[int, Past], is_wanted: Callable[[], bool] = lambda: True
+    ) -> Intake:
+        """Tasks for `claimed`; `pasts` are what earlier attempts have said, by sequence. `is_wanted` is asked before
+        each image, whether the job is still held.
 
-        Raises Rejected when the job can never run here: InvalidRequest, PromptTooLong, NotSupported.
+        Raises Rejected when the job can never run here: InvalidRequest, PromptTooLong, NotSupported; EngineFailed when
+        an image cannot be encoded, and Cancelled when the job is not wanted any more.
         """
         job = claimed.job
         match job.request:
             case Embedding():
                 return self._embedding(claimed, job.request)
             case Completion() | Chat() | Infill():
-                return self._generation(claimed, job.request, pasts)
+                return self._generation(claimed, job.request, pasts, is_wanted)
             case Tokenize():
                 return self._tokenized(job.request)
             case Detokenize(tokens=tokens):
@@ -121,19 +130,27 @@ class Registrar:
             update={
                 "n_predict": self._rules.limit(request.n_predict),
                 "n_keep": request.n_keep if request.n_keep < 0 else request.n_keep + n_system,
+                # What shows an image keeps it: a text with images ends where its context is full.
+                "shift": request.shift if request.media is None else False,
                 "stop": (*request.stop, system.anti_prompt) if system.anti_prompt else request.stop,
             }
         )
 
-    def _generation(self, claimed: Claimed, request: Completion | Chat | Infill, pasts: Mapping[int, Past]) -> Intake:
+    def _generation(
+        self,
+        claimed: Claimed,
+        request: Completion | Chat | Infill,
+        pasts: Mapping[int, Past],
+        is_wanted: Callable[[], bool],
+    ) -> Intake:
         """A task for each choice of each prompt; prompts are counted once, however many choices they have."""
         system = self._rules.system_of(request)
         before = self._prompter.system(system.prompt)
         request = self._settled(request, system, len(before))
-        prompts = self._prompter.prompts(request, before)
+        prompts = self._prompter.prompts(request, before, self._pictures(request.media, is_wanted))
         sampling = request.sampling
         biases, breakers = self._vocabulary.biases(sampling), self._vocabulary.breakers(sampling)
-        repeats = [_repeats(sampling, prompt.tokens, breakers) for prompt in prompts]
+        repeats = [_repeats(sampling, prompt.text, breakers) for prompt in prompts]
         banned = tuple(sorted(self._model.eog)) if sampling.ignore_eos else ()
         penalized = self._penalized(sampling.penalty_prompt)
         scales = self._adapters.scales(request.lora)
@@ -161,9 +178,20 @@ class Registrar:
                 scales=scales,
                 queue_ms=queue_ms,
                 deadline=deadline,
+                slot=self._rules.slot_of(request, index),
+                images=prompt.images,
             )
             tasks.append(task)
         return Intake(self._accepted(sum(len(prompt.tokens) for prompt in prompts)), tuple(tasks))
+
+    def _pictures(self, media: Media | None, is_wanted: Callable[[], bool]) -> Pictures | None:
+        if media is None:
+            return None
+        if self._vision is None:
+            raise NotSupported(
+                "image input is not supported by this model: its worker has no projector for it (--mmproj)"
+            )
+        return Pictures(media, self._vision, self._rules.n_ctx, is_wanted)
 
     def _grammar(self, constraint: Constraint | None) -> Grammar | None:
         """For all sequences of one job."""

@@ -148,6 +148,7 @@ def _card(announced: ModelCard, engine: Engine, chat_template: str) -> ModelCard
         bos_token=facts.bos_token,
         eos_token=facts.eos_token,
         description=facts.description,
+        has_vision=engine.vision is not None,
         adapters=tuple(
             AdapterCard(path=str(path), scale=0.0, task_name=said.task_name, prompt_prefix=said.prompt_prefix)
             for path, said in zip(engine.adapters.paths, engine.model.adapters.facts, strict=True)

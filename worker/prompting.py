@@ -11,11 +11,12 @@ from typing import NamedTuple
 from shared.errors import InvalidRequest, PromptTooLong
 from shared.jobs import Chat, Completion, Generation, Infill, Prompt, Truncation
 from worker.chat import Template
-from worker.engine import Model
+from worker.engine import ImageRows, Model, Placed
 from worker.engine.overflow import truncated
 from worker.infill import InfillPrompter
+from worker.pictures import Pictures
 from worker.rules import Rules
-from worker.vocabulary import Piece, Vocabulary, pieces_of
+from worker.vocabulary import Piece, Vocabulary, pieces_of, split
 
 SEAM = 2
 """Tokens that may not be those of the whole text where it was cut before tokenizing: truncation takes them out."""
@@ -24,6 +25,12 @@ SEAM = 2
 class Prompted(NamedTuple):
     tokens: tuple[int, ...]
     is_truncated: bool = False
+    images: tuple[Placed, ...] = ()
+
+    @property
+    def text(self) -> tuple[int, ...]:
+        """Without the images."""
+        return tuple(token for token in self.tokens if token >= 0) if self.images else self.tokens
 
 
 class _Source(NamedTuple):
@@ -58,8 +65,11 @@ class Prompter:
         self._check_fits(len(tokens))
         return tokens
 
-    def prompts(self, request: Completion | Chat | Infill, system: tuple[int, ...] = ()) -> list[Prompted]:
-        """One for each prompt of the request. Raises PromptTooLong, InvalidRequest, NotSupported."""
+    def prompts(
+        self, request: Completion | Chat | Infill, system: tuple[int, ...] = (), pictures: Pictures | None = None
+    ) -> list[Prompted]:
+        """One for each prompt of the request, with `pictures` where their mark stands. Raises PromptTooLong,
+        InvalidRequest, NotSupported; and what taking a picture raises."""
         match request:
             case Completion(prompts=prompts):
                 each = [_Source(system, pieces_of(prompt), "prompt", add_special=not system) for prompt in prompts]
@@ -67,6 +77,8 @@ class Prompter:
                 each = [self._chat(request)]
             case Infill():
                 each = [_Source(self._infill.tokens(request))]
+        if pictures is not None:
+            return self._illustrated(each, pictures)
         return [self._fitted(source, request) for source in each]
 
     def _chat(self, request: Chat) -> _Source:
@@ -102,6 +114,44 @@ class Prompter:
         n_room = self._n_ctx if rule is Truncation.BLOCKS else self._n_ctx - 1
         kept = truncated(tokens, n_room, request.n_keep, rule, adds_bos=self._adds_bos)
         return Prompted(kept, is_truncated=len(kept) < len(tokens))
+
+    def _illustrated(self, sources: list[_Source], pictures: Pictures) -> list[Prompted]:
+        """With images in place of their marks. Such a prompt is never cut to fit: half an image is none."""
+        runs = [split(source.pieces, pictures.mark) for source in sources]
+        n_places = sum(len(run) - 1 for run in runs)
+        if n_places != pictures.n_left:
+            raise InvalidRequest(
+                f"the prompt has room for {n_places} of {pictures.n_left} images:"
+                " the model's chat template leaves a message out, or writes one twice",
+                param=sources[0].field,
+            )
+        texts = [self._texts(source, run) for source, run in zip(sources, runs, strict=True)]
+        return [self._with_images(each, pictures) for each in texts]
+
+    def _texts(self, source: _Source, runs: list[list[Piece]]) -> list[tuple[int, ...]]:
+        """The tokens before each image of a prompt, and those behind the last."""
+        self._check_fits(len(source.before) + sum(map(self._vocabulary.n_least, runs)), "at least ")
+        texts = [
+            self._vocabulary.tokens(run, source.field, add_special=source.add_special and at == 0)
+            for at, run in enumerate(runs)
+        ]
+        return [source.before + texts[0], *texts[1:]]
+
+    def _with_images(self, texts: list[tuple[int, ...]], pictures: Pictures) -> Prompted:
+        tokens = list(texts[0])
+        images: list[Placed] = []
+        n_text_left = sum(map(len, texts[1:]))
+        for text in texts[1:]:
+            for part in pictures.take(len(tokens) + n_text_left).parts:
+                if isinstance(part, ImageRows):
+                    images.append(Placed(len(tokens), part))
+                    tokens += (part.id,) * len(part)
+                else:
+                    tokens += part
+            tokens += text
+            n_text_left -= len(text)
+        self._check_fits(len(tokens))
+        return Prompted(tuple(tokens), images=tuple(images))
 
     def _check_fits(self, n_tokens: int, about: str = "") -> None:
         if n_tokens >= self._n_ctx:

@@ -3,7 +3,8 @@
 It takes no more than it can start: the interactive lane gets the slots that are free or hold bulk, the bulk lane the
 free ones and a small window beyond, so that a slot that frees up has its next job at hand. A job counts as many slots
 as it has sequences to go; one with more of them than there are slots is taken all the same, has them in turn, and
-lets one other job at a time in between.
+lets one other job at a time in between. What is meant for this worker alone has a number of its own: it waits here, for
+its slot, and keeps nobody else out but from that one.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from typing import NamedTuple
 import structlog
 
 from shared.bus import Claimed, LeaseKeeper, Queue, TokenLog, Wanted
-from shared.errors import BusUnavailable, EngineFailed, Rejected
+from shared.errors import BusUnavailable, Cancelled, EngineFailed, Rejected
 from shared.events import Failure, Tokens
-from shared.jobs import Job, Lane
+from shared.jobs import Generation, Job, Lane
 from worker.engine import Engine
 from worker.held import Held, HeldJobs
 from worker.intake import Intake, Registrar
@@ -34,9 +35,11 @@ REST_S = 3.0
 """For so long after it gave bulk back a worker leaves all of it to others."""
 QUICK_JOBS = 4
 """At once, beside all slots."""
+OWN_JOBS = 64
+"""That are meant for this worker alone, at once: many may wait for one slot, before one that wants another."""
 EXAMINED_S = 0.25
-"""A constraint that is tried for longer may be tried for seconds: its job wants no slot meanwhile, which others can
-have."""
+"""A constraint that is tried for longer may be tried for seconds, and images are encoded as long: such a job wants no
+slot meanwhile, which others can have."""
 MOST_EXAMINED = 32
 """Such jobs that are held at once."""
 
@@ -58,7 +61,7 @@ def _n_slots(jobs: Sequence[Held]) -> int:
 
 
 def _is_examined(held: Held, before: float) -> bool:
-    return held.job.is_constrained and not held.is_taken_in and held.held_since < before
+    return (held.job.is_constrained or held.job.has_images) and not held.is_taken_in and held.held_since < before
 
 
 class Station(NamedTuple):
@@ -96,10 +99,11 @@ class Puller:
         self._held.on_cleared = self.sweep
         # Two threads: a long prompt being tokenized does not hold up a short one behind it. And one for what is quick
         # by kind, which has no limit of length: a megabyte to tokenize must not keep prompts from their slots. And one
-        # for constraints, which are tried one at a time.
+        # for constraints, which are tried one at a time, and one for images, which are encoded so.
         self._intake_threads = ThreadPoolExecutor(2, thread_name_prefix="intake")
         self._quick_thread = ThreadPoolExecutor(1, thread_name_prefix="quick")
         self._constraint_thread = ThreadPoolExecutor(1, thread_name_prefix="constraint")
+        self._image_thread = ThreadPoolExecutor(1, thread_name_prefix="image")
 
     def nudge(self) -> None:
         """There may be room or work: look now. Event loop only."""
@@ -160,7 +164,7 @@ class Puller:
         """`may_share`: also what has no slot to itself. One more, if a job that is larger than this worker has it
         alone, so that it keeps nobody out; and bulk while people have all slots, to grow old here until its turn."""
         interactive, bulk = self._held.of(Lane.INTERACTIVE), self._held.of(Lane.BULK)
-        n_free = self._station.n_slots - _n_slots(interactive)
+        n_free = self._station.n_slots - _n_slots(interactive) - self._n_slots_of_own()
         window = bulk_window(self._n_waiting, self._station.n_slots) if n_free > 0 or may_share else 0
         n_free_for_bulk = n_free + window - _n_slots(bulk)
         one_more = int(may_share and n_free < 0 and len(interactive) == 1)
@@ -173,7 +177,18 @@ class Puller:
             interactive=max(n_free, one_more),
             bulk=0 if has_parked or is_resting else max(n_free_for_bulk, one_more_of_bulk),
             suspects=0 if self._held.has_suspect else 1,
+            own=max(0, OWN_JOBS - len(self._held.of("own"))),
         )
+
+    def _n_slots_of_own(self) -> int:
+        """Slots that those take which are meant for this worker alone: however many want one slot, one has it at a
+        time."""
+        slots, n_others = set[int](), 0
+        for held in self._held.of("own"):
+            if isinstance(held.job.request, Generation):
+                slots.add(held.job.request.id_slot % self._station.n_slots)
+                n_others += held.n_slots - 1
+        return len(slots) + n_others
 
     async def _claim(self) -> list[Claimed]:
         now = time.monotonic()
@@ -213,7 +228,7 @@ class Puller:
             self._publisher.say(claimed.lease, Failure.of(error))
             return
         held = self._still_held(claimed)
-        if held and intake is None:
+        if held and intake is None and not held.is_over:
             self._publisher.give_back(held)
         elif held and intake and not held.is_complete:  # it may have been cancelled meanwhile
             held.expected = intake.n_parts
@@ -230,11 +245,21 @@ class Puller:
         is_leaving = self._is_closing and claimed.job.is_constrained
         if is_leaving or self._still_held(claimed) is None:
             return None
-        return self._registrar.admit(claimed, pasts)
+        try:
+            return self._registrar.admit(claimed, pasts, lambda: self._is_wanted(claimed))
+        except Cancelled:
+            return None
+
+    def _is_wanted(self, claimed: Claimed) -> bool:
+        """For any thread."""
+        held = self._still_held(claimed)
+        return held is not None and not held.is_over
 
     def _threads(self, job: Job) -> ThreadPoolExecutor:
         if job.is_quick:
             return self._quick_thread
+        if job.has_images:
+            return self._image_thread
         return self._constraint_thread if job.is_constrained else self._intake_threads
 
     async def _pasts(self, claimed: Claimed) -> dict[int, Past]:

@@ -59,6 +59,7 @@ class Rules:
     system_prompt: SystemPrompt = field(default_factory=SystemPrompt)
     is_suffix_first: bool = False
     """The order in which the model was taught to see the sides of an infill."""
+    n_slots: int = 1
 
     @classmethod
     def of(cls, settings: WorkerSettings, system_prompt: SystemPrompt, n_ctx: int) -> Self:
@@ -70,6 +71,7 @@ class Rules:
             n_predict_max=settings.n_predict_max,
             system_prompt=system_prompt,
             is_suffix_first=settings.spm_infill,
+            n_slots=settings.parallel,
         )
 
     def system_of(self, request: Generation) -> SystemPrompt:
@@ -77,6 +79,11 @@ class Rules:
         if not isinstance(request, Completion):
             return SystemPrompt()
         return self.system_prompt if request.system_prompt is None else SystemPrompt(request.system_prompt)
+
+    def slot_of(self, request: Generation, index: int) -> int | None:
+        """The slot that a sequence must run in; None for any. Only the first of a request is bound to the one that is
+        named: the others need not wait for each other, and what they have in common is computed once in any slot."""
+        return request.id_slot % self.n_slots if request.id_slot >= 0 and index == 0 else None
 
     def limit(self, n_predict: int) -> int:
         """Tokens that a request which asks for so many gets at most; -1 to the end of the context."""

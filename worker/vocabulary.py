@@ -39,6 +39,19 @@ def pieces_of(prompt: Prompt, *, parse_special: bool = True) -> list[Piece]:
     return [Piece(content, parse_special) for content in contents]
 
 
+def split(pieces: Iterable[Piece], mark: str) -> list[list[Piece]]:
+    """What stands between marks in the texts of pieces: one more than there are marks."""
+    runs: list[list[Piece]] = [[]]
+    for piece in pieces:
+        if not isinstance(piece.content, str):
+            runs[-1].append(piece)
+            continue
+        first, *others = (piece._replace(content=text) for text in piece.content.split(mark))
+        runs[-1].append(first)
+        runs += [[other] for other in others]
+    return runs
+
+
 class Vocabulary:
     """Thread-safe: the model is only read."""
 

@@ -38,7 +38,7 @@ from api.cli.spool import ForeignPart, Ledger
 from api.cli.stack import Place, check_model, config_of, free_port, open_stack
 from api.cli.state import state_folder
 from api.cli.supervisor import ChildRefused
-from shared.modelfile import BadModelFile
+from shared.modelfile import LoadFailed
 from shared.settings import ConfigError, RunSettings
 
 PROG = "slotstream run"
@@ -57,7 +57,7 @@ def run(argv: Sequence[str]) -> int:
     try:
         _check_model(settings, argv)
         return _run(settings, config_of(argv))
-    except (BadModelFile, ConfigError) as error:
+    except (LoadFailed, ConfigError) as error:
         _say(settings.blame(str(error)))
     except (BadInput, BadOutput, InputChanged, ModelChanged, ChildRefused, ServiceLost) as error:
         _say(str(error))

@@ -11,7 +11,7 @@ from api.cli.signals import Interruption
 from api.cli.stack import Place, Stack, check_model, check_port_is_free, config_of, free_port, open_stack
 from api.cli.state import state_folder
 from api.cli.supervisor import CONFIG_EXIT_CODE, LOAD_EXIT_CODE, ChildRefused
-from shared.modelfile import BadModelFile
+from shared.modelfile import LoadFailed
 from shared.settings import ConfigError, ServeSettings
 
 PROG = "slotstream serve"
@@ -26,7 +26,7 @@ def serve(argv: Sequence[str]) -> int:
     except ConfigError as error:
         print(f"{PROG}: {settings.blame(str(error))}", file=sys.stderr)
         return CONFIG_EXIT_CODE
-    except BadModelFile as error:
+    except LoadFailed as error:
         print(f"{PROG}: {settings.blame(str(error))}", file=sys.stderr)
         return LOAD_EXIT_CODE
     except ChildRefused as error:

@@ -104,7 +104,7 @@ def config_of(argv: Sequence[str]) -> dict[str, str]:
 
 
 def check_model(model: str) -> None:
-    """Raise BadModelFile for what no worker could load: known at once, nothing has to be started to find out."""
+    """Raise LoadFailed for what no worker could load: known at once, nothing has to be started to find out."""
     if model != "demo":
         check_file(Path(model))
 

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from api import sse
 from api.access import header_of, query_of, read_body
 from api.context import Context, context_of, json_response, tenant_of
+from api.images import place_images
 from api.problems import body_of
 from api.relay import Departure, Stream
 from api.schemas.ask import Heard
@@ -157,6 +158,7 @@ async def _job(context: Context, tenant: str, fields: JobFields, key: str | None
     try:
         ask = ENDPOINTS[fields.endpoint](fields.body)
         model = await context.fleet.resolve(ask.model)
+        ask = await place_images(context, ask, model)
     except (InvalidRequest, NotSupported, UnknownModel) as error:
         raise _inside_body(error) from None
     if ask.is_stream:

@@ -14,11 +14,12 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, StringConstraints
 
 from api.problems import body_of
-from api.schemas import embeddings, llamacpp, openai
+from api.schemas import embeddings, llamacpp, openai, rerank
 from api.schemas.answers import (
     answers_of,
-    embedding_usage_json,
     failure_of,
+    prompt_usage_json,
+    scores_of,
     timings_json,
     usage_json,
     vectors_of,
@@ -27,7 +28,7 @@ from api.schemas.ask import Ask, Origin
 from api.schemas.logprobs import chat_json
 from api.schemas.strict import OwnFields, bad_field
 from shared.bus import JobPage
-from shared.events import Finished, Tokens
+from shared.events import Finished, Score, Tokens, Vector
 from shared.jobs import Generation, JobRecord, JobStatus, Lane
 
 ENDPOINTS: dict[str, Callable[[dict[str, Any]], Ask]] = {
@@ -38,6 +39,12 @@ ENDPOINTS: dict[str, Callable[[dict[str, Any]], Ask]] = {
     "/v1/chat/completions": openai.chat,
     "/chat/completions": openai.chat,
     "/v1/embeddings": embeddings.embeddings,
+    "/embedding": embeddings.embedding,
+    "/embeddings": embeddings.embedding,
+    "/v1/rerank": rerank.rerank,
+    "/v1/reranking": rerank.rerank,
+    "/rerank": rerank.rerank,
+    "/reranking": rerank.rerank,
 }
 """Every path that a job can stand for, with what reads its body."""
 
@@ -153,9 +160,9 @@ def _seconds(time: float | None) -> int | None:
 
 
 def _usage(answered: Finished, ask: Ask | None) -> dict[str, Any]:
-    vectors = vectors_of(answered)
-    if vectors:
-        return embedding_usage_json(vectors)
+    computed: list[Vector | Score] = [*vectors_of(answered), *scores_of(answered)]
+    if computed:
+        return prompt_usage_json(computed)
     answers = answers_of(answered)
     # A job that nobody keeps a body of has one prompt.
     n_choices = ask.request.n if ask and isinstance(ask.request, Generation) else len(answers)

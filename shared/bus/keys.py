@@ -55,6 +55,10 @@ class Keys:
     def own(self, partition: int, worker_id: str) -> str:
         return f"{self.prefix(partition)}q:@{part(worker_id)}"
 
+    def owners(self, partition: int, model: str) -> str:
+        """The workers of a model for whom alone there is, or was, some work."""
+        return f"{self.prefix(partition)}owners:{part(model)}"
+
     def turn(self, partition: int, model: str, lane: str) -> str:
         return f"{self.prefix(partition)}turn:{part(model)}:{lane}"
 

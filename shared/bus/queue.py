@@ -64,16 +64,18 @@ class Wanted(NamedTuple):
     are left."""
 
     quick: int
-    """Jobs that need no slot, and those of the worker's own stream."""
+    """Jobs that need no slot."""
     interactive: int
     bulk: int
     suspects: int = 1
     """Of all these, jobs that two workers have died with. Two of them in one worker could not be told apart at its
     death, and an innocent one would be given up with the guilty."""
+    own: int = 0
+    """Jobs that are for this worker alone, whether they need a slot or not."""
 
     @property
     def is_nothing(self) -> bool:
-        return not (self.quick or self.interactive or self.bulk)
+        return not (self.quick or self.interactive or self.bulk or self.own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,8 @@ class Claimed:
     now: float
     n_waiting: int = 0
     """Bulk jobs of the model that were left in the queue of this job's partition."""
+    is_own: bool = False
+    """It was meant for this worker alone."""
 
     @property
     def is_suspect(self) -> bool:
@@ -179,7 +183,8 @@ class Queue:
         return new_job_id(self._partition_of_key(idempotency_key, tenant))
 
     async def enqueue(self, job: Job, *, idempotency_key: str | None = None, worker: str | None = None) -> Receipt:
-        """Queues a job made with an id of `new_job_id`; with `worker`, for that worker alone.
+        """Queues a job made with an id of `new_job_id`; with `worker`, for that worker alone as long as it is there.
+        Should it go, a generation becomes everybody's, and what no other could do ends with NotReady.
 
         Repeating it with the same job changes nothing, so a lost reply does no harm. Raises QueueFull,
         IdempotencyConflict (the key has made a job from another body) and BusUnavailable.
@@ -286,6 +291,14 @@ class Queue:
         [reply] = await run(self._link, release, [call], tries=TRIES)
         return bool(reply)
 
+    async def leave(self, worker_id: str, model: str) -> None:
+        """A worker will claim nothing any more: what was meant for it alone, and is not in its hands, need not wait
+        until its silence shows that it is gone. Raises BusUnavailable."""
+        leave = script("leave")
+        for partition in range(self._keys.partitions):
+            arguments = (part(worker_id), self._keys.wake(partition, model))
+            await run(self._link, leave, [leave.call((self._keys.beats(partition),), arguments)], tries=TRIES)
+
     async def cancel(self, job_id: str) -> JobRecord:
         """Ends a queued job now and asks the worker of a running one to; an ended one stays as it is. Returns what
         is known of the job afterwards. Raises UnknownJob and BusUnavailable."""
@@ -385,6 +398,7 @@ class Queue:
             keys.lanes(partition),
             keys.turn(partition, job.model, job.queue),
             keys.index(partition, job.tenant),
+            keys.owners(partition, job.model),
         ]
         if idempotency_key is not None:
             names.append(keys.idempotency(partition, job.tenant, idempotency_key))
@@ -417,6 +431,7 @@ class Queue:
             "1" if job.is_durable else "0",
             job.version,
             1 if worker else job.n_slots,
+            "" if job.is_bound else job.queue,
         ]
 
     async def _claim(self, worker_id: str, model: str, wanted: Wanted, sweep: bool) -> list[Claimed]:
@@ -468,7 +483,7 @@ class Queue:
         )
         while True:
             [reply] = await run(self._link, claim, [call])
-            now_ms, is_more, n_quick, n_interactive, n_bulk, n_suspects, n_waiting, rows = reply
+            now_ms, is_more, n_quick, n_interactive, n_bulk, n_suspects, n_own, n_waiting, rows = reply
             if rows or not is_more:
                 break
         left = Wanted(
@@ -476,12 +491,13 @@ class Queue:
             max(0, wanted.interactive - n_interactive),
             max(0, wanted.bulk - n_interactive - n_bulk),
             wanted.suspects - n_suspects,
+            wanted.own - n_own,
         )
         return [claimed for row in rows if (claimed := await self._read(row, now_ms, n_waiting))], left
 
     async def _read(self, row: list[Reply], now_ms: int, n_waiting: int) -> Claimed | None:
         """A job as it was handed out; None when it cannot be read, after which it has ended."""
-        job_id, request, token, attempt, deaths, n_events, created_ms, deadline_ms = row
+        job_id, request, token, attempt, deaths, n_events, created_ms, deadline_ms, is_own = row
         lease = Lease(job_id.decode(), token.decode())
         try:
             job = Job.model_validate_json(request or b"")
@@ -501,6 +517,7 @@ class Queue:
             deadline_at=int(deadline_ms) / 1000,
             now=now_ms / 1000,
             n_waiting=n_waiting,
+            is_own=bool(is_own),
         )
 
     async def _place(self, tenant: str, job_id: str) -> _Place:

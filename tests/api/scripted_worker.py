@@ -2,7 +2,9 @@
 
 `say a|b|c` speaks three tokens. `hold a|b` speaks one, waits for `go`, then speaks on. `shut a` says nothing at all,
 not even that it took the job, before `go`. `read a` tells every few milliseconds how it gets on with its prompt, before
-`go`. `long` is refused as too long, `die a|b` ends as a job whose workers died.
+`go`. `long` is refused as too long, `die a|b` ends as a job whose workers died. `see a` also speaks of its images.
+An input of an embedding that begins with `rows` has two; a document's score is the number of its letters that the query
+has too.
 """
 
 from __future__ import annotations
@@ -13,14 +15,15 @@ import hashlib
 import math
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from itertools import product
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
 from shared.bus import Bus, Chunk, Claimed, ModelCard, SlotState, Verdict, Wanted, WorkerState
-from shared.errors import Cancelled, NotSupported, PromptTooLong, SlotstreamError, WorkerDied
+from shared.errors import Cancelled, InvalidRequest, NotSupported, PromptTooLong, SlotstreamError, WorkerDied
 from shared.events import (
     Accepted,
     Answer,
@@ -30,17 +33,18 @@ from shared.events import (
     Logprob,
     Part,
     Progress,
+    Score,
     StopType,
     Timings,
     Tokens,
     Vector,
 )
-from shared.jobs import Chat, Completion, Embedding, Generation, Infill
+from shared.jobs import Chat, Completion, Embedding, Generation, Infill, Rerank
 
 N_CTX = 64
 
 
-def card(name: str) -> ModelCard:
+def card(name: str, **more: Any) -> ModelCard:
     return ModelCard(
         name=name,
         path=f"{name}.gguf",
@@ -50,13 +54,16 @@ def card(name: str) -> ModelCard:
         n_embd=4,
         n_params=1,
         size=1,
+        **more,
     )
 
 
 class ScriptedWorker:
-    def __init__(self, bus: Bus, *, model: str = "tiny", worker_id: str = "w1", n_slots: int = 4) -> None:
+    def __init__(self, bus: Bus, *, model: str = "tiny", worker_id: str = "w1", n_slots: int = 4, **card: Any) -> None:
+        """`card` is what its model's card has besides what all have."""
         self.bus = bus
         self.model = model
+        self.card = card
         self.id = worker_id
         self.n_slots = n_slots
         self.go = asyncio.Event()
@@ -83,7 +90,7 @@ class ScriptedWorker:
     async def announce(self, status: str, n_busy: int = 0, **more: object) -> None:
         state = {
             "id": self.id,
-            "model": card(self.model),
+            "model": card(self.model, **self.card),
             "status": status,
             "started_at": time.time(),
             "slots": [SlotState(id=i, is_processing=i < n_busy, n_ctx=N_CTX) for i in range(self.n_slots)],
@@ -116,7 +123,7 @@ class ScriptedWorker:
 
     async def _claim(self, *, sweep: bool = False) -> None:
         free = self.n_slots - len(self._running)
-        for claimed in await self.bus.queue.claim(self.id, self.model, Wanted(1, free, free), sweep=sweep):
+        for claimed in await self.bus.queue.claim(self.id, self.model, Wanted(1, free, free, own=1), sweep=sweep):
             self._running[claimed.job.id] = asyncio.create_task(self._work(claimed))
             async with self._changed:
                 self.taken.append(claimed.job.id)
@@ -144,7 +151,11 @@ class Performance:
     async def run(self) -> Finished:
         request = self.claimed.job.request
         if isinstance(request, Embedding):
+            if request.is_pooled and any(str(text).startswith("rows") for text in request.inputs):
+                return failed(InvalidRequest("this worker does not pool"))
             return Finished(status="succeeded", parts=tuple(map(vector, range(10**6), request.inputs)))
+        if isinstance(request, Rerank):
+            return Finished(status="succeeded", parts=tuple(scores(request)))
         assert isinstance(request, Generation)
         verb, _, _ = prompts_of(request)[0].partition(" ")
         if verb == "long":
@@ -217,6 +228,9 @@ class Speech:
         self._request = request
         self._index = index
         words = [word + "'" * choice for word in prompt.partition(" ")[2].split("|")]
+        if request.media:
+            words = [word.replace(request.media.mark, "*") for word in words]
+            words += [image.data for image in request.media.images]
         self.words = words if request.n_predict < 0 else words[: request.n_predict]
         self._is_cut = 0 <= request.n_predict <= len(words)
         self._said: list[Tokens] = []
@@ -278,4 +292,11 @@ def vector(index: int, prompt: object) -> Part:
     """Of length 1, and a function of the input alone."""
     digest = hashlib.sha256(repr(prompt).encode()).digest()[:4]
     values = np.frombuffer(digest, dtype=np.uint8).astype(np.float32) + 1
-    return Vector.of(index, values / np.linalg.norm(values), prompt_tokens=len(str(prompt)))
+    whole = Vector.of(index, values / np.linalg.norm(values), prompt_tokens=len(str(prompt)))
+    return whole.model_copy(update={"n_rows": 2}) if str(prompt).startswith("rows") else whole
+
+
+def scores(request: Rerank) -> Iterator[Score]:
+    for index, document in enumerate(request.documents):
+        n_shared = len(set(document) & set(request.query))
+        yield Score(index=index, prompt_tokens=len(document), score=float(n_shared) - 0.5)

@@ -13,7 +13,7 @@ from typing import Any, Self
 from shared.bus import Bus, LeaseKeeper, Reader
 from shared.errors import EngineFailed
 from shared.events import Answer, Failure, Finished, Tokens
-from shared.jobs import Completion, Job, Lane, Sampling
+from shared.jobs import Job, Lane, Request, Sampling
 from shared.settings import BusSettings
 from tests.worker.engine.harness import config
 from worker.engine import Engine, SequenceKey
@@ -53,7 +53,8 @@ class Worker:
 
     async def __aenter__(self) -> Self:
         await asyncio.to_thread(self.engine.start)
-        registrar = Registrar(self.engine.model, Rules(n_ctx=self.engine.n_ctx_slot, n_ubatch=512))
+        rules = Rules(n_ctx=self.engine.n_ctx_slot, n_ubatch=512, n_slots=self.engine.config.n_slots)
+        registrar = Registrar(self.engine.model, rules)
         hands = Hands(self.engine, self.held, self.publisher, self._keeper)
         station = Station(self._name, "m", self.engine.config.n_slots, self._lease_s)
         self.puller = Puller(self._bus.queue, self._bus.log, hands, registrar, station)
@@ -133,13 +134,15 @@ class Listener:
 
 
 @asynccontextmanager
-async def queued(bus: Bus, request: Completion, lane: Lane = Lane.INTERACTIVE) -> AsyncIterator[Listener]:
+async def queued(
+    bus: Bus, request: Request, lane: Lane = Lane.INTERACTIVE, *, worker: str | None = None
+) -> AsyncIterator[Listener]:
     job = Job(id=bus.queue.new_job_id(), model="m", request=request, lane=lane)
     async with bus.log.follow(job.id, expects=True) as reader, asyncio.timeout(PATIENCE_S):
-        await bus.queue.enqueue(job)
+        await bus.queue.enqueue(job, worker=worker)
         yield Listener(job, reader)
 
 
-async def heard_of(bus: Bus, request: Completion) -> Listener:
-    async with queued(bus, request) as listener:
+async def heard_of(bus: Bus, request: Request, *, worker: str | None = None) -> Listener:
+    async with queued(bus, request, worker=worker) as listener:
         return await listener.to_the_end()

@@ -7,17 +7,20 @@ from worker.engine.adapters import Adapters, Defaults
 from worker.engine.config import EngineConfig
 from worker.engine.constraint import Grammar, Grammars
 from worker.engine.engine import Engine, EngineEvent, OnEvents
+from worker.engine.images import ImageRows, Picture, Placed
 from worker.engine.llama import (
     FillTokens,
     LoadAbandoned,
     LoadFailed,
     Model,
     ModelFacts,
+    Pixels,
     apply_builtin_template,
     builtin_templates,
 )
 from worker.engine.snapshot import BatchSnapshot, EngineSnapshot, SlotSnapshot, Stuck
 from worker.engine.task import EmbedTask, GenerateTask, SequenceKey, Task
+from worker.engine.vision import TooManyRows, Vision
 
 __all__ = [
     "Adapters",
@@ -32,15 +35,21 @@ __all__ = [
     "GenerateTask",
     "Grammar",
     "Grammars",
+    "ImageRows",
     "LoadAbandoned",
     "LoadFailed",
     "Model",
     "ModelFacts",
     "OnEvents",
+    "Picture",
+    "Pixels",
+    "Placed",
     "SequenceKey",
     "SlotSnapshot",
     "Stuck",
     "Task",
+    "TooManyRows",
+    "Vision",
     "apply_builtin_template",
     "builtin_templates",
 ]

@@ -5,6 +5,9 @@ same, the idle lose theirs, then the parked, and then whoever ranks last among t
 stay, and what its cells held is computed again when there is room. Who was parked goes on before others of its lane
 start. Bulk that has waited too long goes before people, one at a time.
 
+Who names a slot waits for that one, lets others pass meanwhile, and has it before those of its lane that would take
+any; but not before somebody who has waited too long.
+
 Everybody comes to an end. The first by rank of those that run is never parked for want of cells, since all cells are
 enough for any one; so it goes on to its end, and one fewer is left. Nobody who was parked comes back in its way: to
 fit, it would need the cells that were too few when it went, until one of those that run has ended.
@@ -16,15 +19,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from shared.jobs import Lane
 from worker.engine.cells import Cells, Ids, Prefix
-from worker.engine.lanes import Ageing, Lanes
+from worker.engine.lanes import Ageing
 from worker.engine.sequence import Phase, Sequence
 from worker.engine.snapshot import Stuck
 from worker.engine.task import GenerateTask, SequenceKey
+from worker.engine.waiting import Comer, Newcomer, WaitingRoom
 
 GROWTH = 16
 """Tokens that each of those that run can still choose before cells run out, when another starts. With fewer, one of
@@ -47,17 +50,6 @@ class Launching(Protocol):
         """Give this slot to a task that waits since then (monotonic seconds)."""
 
 
-class Newcomer(NamedTuple):
-    """A task that has not had a slot yet."""
-
-    task: GenerateTask
-    known: Ids
-
-    @property
-    def lane(self) -> Lane:
-        return self.task.lane
-
-
 class Admission:
     """The sequences that run, those that are parked, and the tasks that wait.
 
@@ -69,8 +61,7 @@ class Admission:
         self._cells = cells
         self._launcher = launcher
         self._ageing = ageing
-        self._waiting: Lanes[Newcomer] = Lanes()
-        self._parked: list[Sequence] = []
+        self._room = WaitingRoom()
         self._n_passed = 0
         self._settled_until = 0.0
         """Till then (monotonic seconds) nobody can start, unless somebody comes or goes."""
@@ -81,21 +72,20 @@ class Admission:
 
     @property
     def n_waiting(self) -> int:
-        return len(self._waiting)
+        return self._room.n_newcomers
 
     @property
     def n_parked(self) -> int:
-        return len(self._parked)
+        return len(self._room.parked)
 
     def stuck(self) -> tuple[Stuck, ...]:
         """Bulk that has no slot."""
-        parked = [Stuck(each.task.key, each.parked_at) for each in list(self._parked) if each.is_bulk]
-        return (*parked, *(Stuck(newcomer.task.key, since) for newcomer, since in self._waiting.peek(Lane.BULK)))
+        return self._room.stuck()
 
     @property
     def is_idle(self) -> bool:
         """Nobody runs, is parked or waits."""
-        return not (self.running or self._parked or len(self._waiting))
+        return not self.running and self._room.is_empty
 
     def has_slot_for_person(self) -> bool:
         """Whether a person who came now would have one at once."""
@@ -103,17 +93,26 @@ class Admission:
 
     def add(self, task: GenerateTask, since: float) -> None:
         """Let a task wait for a slot; it came at that time (monotonic seconds)."""
-        self._waiting.add(Newcomer(task, self._launcher.known(task)), since)
+        assert task.slot is None or 0 <= task.slot < len(self.slots)
+        self._room.add(Newcomer(task, self._launcher.known(task), since))
         self._settled_until = 0.0
 
     def remove(self, is_going: Callable[[GenerateTask], bool]) -> list[GenerateTask]:
         """Take out tasks that wait."""
         self._settled_until = 0.0
-        return [newcomer.task for newcomer in self._waiting.remove(lambda newcomer: is_going(newcomer.task))]
+        return self._room.remove(is_going)
+
+    def holder(self, slot: int) -> Sequence | None:
+        """Who runs in a slot."""
+        return next((sequence for sequence in self.running if sequence.slot == slot), None)
+
+    def is_awaited(self, slot: int, since: float) -> bool:
+        """Whether somebody has waited for that very slot since before then."""
+        return self._room.has_waiting(slot, since)
 
     def sequences(self) -> list[Sequence]:
         """Those that run and those that are parked."""
-        return [*self.running, *self._parked]
+        return [*self.running, *self._room.parked]
 
     def admit(self) -> None:
         """Start whoever can. People who find no slot take one of bulk, which is parked."""
@@ -125,8 +124,9 @@ class Admission:
             return
         while self._start_due(now):
             pass
-        while self._start_next():
-            pass
+        if self._start_choosy(Lane.INTERACTIVE, now):
+            while self._start_next(now):
+                pass
         self._settled_until = now + LOOK_EVERY_S
 
     def make_room(self, n_missing: int) -> bool:
@@ -134,7 +134,7 @@ class Admission:
         all."""
         if self._cells.give_up_idle(n_missing):
             return True
-        if parked := [sequence.resident for sequence in self._parked if sequence.resident.n_cached]:
+        if parked := [sequence.resident for sequence in self._room.parked if sequence.resident.n_cached]:
             # From the end of the one that goes on last: what is left of it need not be computed again.
             self._cells.shorten(max(parked, key=lambda resident: resident.stamp), n_missing)
             return True
@@ -150,39 +150,51 @@ class Admission:
         for sequence in ended:
             self._cells.release(sequence.resident)
             self.running.remove(sequence)
-        ended_parked = _ended(self._parked)
+        ended_parked = _ended(self._room.parked)
         for sequence in ended_parked:
             self._cells.release(sequence.resident)
-            self._parked.remove(sequence)
+            self._room.parked.remove(sequence)
         if ended or ended_parked:
             self._settled_until = 0.0
         return len(ended) + len(ended_parked)
 
     def _start_due(self, now: float) -> bool:
         """Give an idle slot to bulk that has waited too long, though people wait."""
-        parked = self._first_parked(Lane.BULK)
-        since = parked.waits_since if parked else self._waiting.since(Lane.BULK)
-        if not (self._have_people_waiting and self._ageing.is_due(since, now) and self._has_idle_slot):
+        if not (self._room.first(Lane.INTERACTIVE) or self._room.first_choosy(Lane.INTERACTIVE)):
             return False
-        if not self._start(parked or self._waiting.first(Lane.BULK)):
+        comers = [comer for comer in (self._room.first(Lane.BULK), *self._room.first_choosy(Lane.BULK)) if comer]
+        due = [each for each in comers if self._ageing.is_due(each.waits_since, now) and self._is_idle_for(each)]
+        if not due or not self._start(min(due, key=lambda comer: comer.waits_since)):
             return False
         self.running[-1].guarded_until = self._ageing.begin(now)
         return True
 
-    def _start_next(self) -> bool:
+    def _start_choosy(self, lane: Lane, now: float) -> bool:
+        """Start those whose slot is to be had; False when one of them has no cells: then nobody of the lane passes."""
+        first = self._room.first(lane)
+        is_late = first is not None and self._ageing.is_old(first.waits_since, now)
+        for comer in self._room.first_choosy(lane):
+            is_in_turn = not (is_late and first and first.waits_since < comer.waits_since)
+            if is_in_turn and self._has_slot_for(comer) and not self._start(comer):
+                return False
+        return True
+
+    def _start_next(self, now: float) -> bool:
         """Start who is next; False when nobody waits, or who is next cannot: those behind do not pass."""
-        if self._have_people_waiting:
-            return self._start(self._first_parked(Lane.INTERACTIVE) or self._waiting.first(Lane.INTERACTIVE))
-        if parked := self._first_parked(Lane.BULK):
+        if person := self._room.first(Lane.INTERACTIVE):
+            return self._start(person)
+        if not self._start_choosy(Lane.BULK, now):
+            return False
+        if parked := self._room.first_parked(Lane.BULK):
             return self._start(parked)
-        return self._waiting.count(Lane.BULK) > 0 and self._start_bulk()
+        return self._room.count(Lane.BULK) > 0 and self._start_bulk()
 
     def _start_bulk(self) -> bool:
         """Start one of the next of bulk, whose beginning the cache has; but the first lets only so many pass."""
         if not self._has_idle_slot:
             return False
         at = self._best_known() if self._n_passed < MOST_PASSED else 0
-        if not self._start(next(islice(self._waiting.ahead(Lane.BULK, at + 1), at, None)), at):
+        if not self._start(self._room.ahead(Lane.BULK, at + 1)[at], at):
             return False
         self._n_passed = self._n_passed + 1 if at else 0
         return True
@@ -191,7 +203,7 @@ class Admission:
         """Which of the next of bulk, counted from the first, the cache has most of; one of which it has half is as
         good as any, and spares looking further."""
         best, n_best = 0, 0
-        for at, newcomer in enumerate(self._waiting.ahead(Lane.BULK, LOOK_AHEAD)):
+        for at, newcomer in enumerate(self._room.ahead(Lane.BULK, LOOK_AHEAD)):
             n_tokens = self._prefix(newcomer).n_tokens
             if 2 * n_tokens >= len(newcomer.known):
                 return at
@@ -199,27 +211,26 @@ class Admission:
                 best, n_best = at, n_tokens
         return best
 
-    def _start(self, comer: Newcomer | Sequence, at: int = 0) -> bool:
+    def _start(self, comer: Comer, at: int = 0) -> bool:
         """Give a slot to the task so many behind the first of its lane, or to a parked sequence, if one is to be had
         and there are cells."""
         rivals = self.running if comer.lane is Lane.BULK else [each for each in self.running if not _gives_way(each)]
-        has_slot = self._has_idle_slot or (comer.lane is Lane.INTERACTIVE and self.has_slot_for_person())
-        if not has_slot or not self._fits(comer, rivals):
+        if not self._has_slot_for(comer) or not self._fits(comer, rivals):
             return False
-        slot = self._free_slot()
+        slot = self._free_slot(comer.task.slot)
         if isinstance(comer, Sequence):
-            self._cells.resume(comer.resident)
+            self._cells.resume(comer.resident, slot)
             comer.resume(slot, time.monotonic())
-            self._parked.remove(comer)
+            self._room.parked.remove(comer)
             sequence = comer
         else:
-            _, since = self._waiting.pop(comer.lane, at)
-            sequence = self._launcher.launch(comer.task, comer.known, since, slot)
+            self._room.begin(comer, at)
+            sequence = self._launcher.launch(comer.task, comer.known, comer.waits_since, slot)
         self.running.append(sequence)
         self.slots[slot] = sequence
         return True
 
-    def _fits(self, comer: Newcomer | Sequence, rivals: list[Sequence]) -> bool:
+    def _fits(self, comer: Comer, rivals: list[Sequence]) -> bool:
         """Whether it has cells beside those that do not go for it. Alone, anybody has."""
         if not rivals:
             return True
@@ -231,7 +242,7 @@ class Admission:
         within_reach = self._cells.n_within_reach((rival.resident for rival in rivals), prefix)
         return n_needed - prefix.n_tokens <= within_reach
 
-    def _prefix(self, comer: Newcomer | Sequence) -> Prefix:
+    def _prefix(self, comer: Comer) -> Prefix:
         if isinstance(comer, Sequence):
             return self._cells.prefix_of(comer.resident)
         if not comer.task.request.cache_prompt:
@@ -239,37 +250,44 @@ class Admission:
         return self._cells.prefix(comer.known, comer.task.scales, is_patient=comer.lane is Lane.BULK)
 
     @property
-    def _have_people_waiting(self) -> bool:
-        return self._waiting.count(Lane.INTERACTIVE) > 0 or self._first_parked(Lane.INTERACTIVE) is not None
-
-    def _first_parked(self, lane: Lane) -> Sequence | None:
-        parked = (sequence for sequence in self._parked if sequence.lane is lane)
-        return min(parked, key=lambda sequence: sequence.waits_since, default=None)
-
-    @property
     def _has_idle_slot(self) -> bool:
         return len(self.running) < len(self.slots)
 
-    def _free_slot(self) -> int:
-        """An idle slot, or that of bulk which costs the least to park."""
-        if not self._has_idle_slot:
-            bulk = self._cheapest_to_park()
+    def _is_idle_for(self, comer: Comer) -> bool:
+        return self._has_idle_slot if comer.task.slot is None else self.holder(comer.task.slot) is None
+
+    def _has_slot_for(self, comer: Comer) -> bool:
+        """Whether it is idle, or held by bulk that gives way to a person."""
+        if self._is_idle_for(comer):
+            return True
+        return comer.lane is Lane.INTERACTIVE and self._cheapest_to_park(comer.task.slot) is not None
+
+    def _free_slot(self, wanted: int | None) -> int:
+        """The slot that is wanted, or an idle one, if there is such a one which nobody waits for; else that of bulk
+        which costs the least to park."""
+        is_held = not self._has_idle_slot if wanted is None else self.holder(wanted) is not None
+        if is_held:
+            bulk = self._cheapest_to_park(wanted)
             assert bulk is not None
             self._park(bulk)
+        if wanted is not None:
+            return wanted
         taken = {sequence.slot for sequence in self.running}
-        return next(slot for slot in range(len(self.slots)) if slot not in taken)
+        awaited = {comer.task.slot for comer in self._room.choosy()}
+        idle = (slot for slot in range(len(self.slots)) if slot not in taken)
+        return min(idle, key=lambda slot: (slot in awaited, slot))
 
-    def _cheapest_to_park(self) -> Sequence | None:
+    def _cheapest_to_park(self, slot: int | None = None) -> Sequence | None:
         """Should its cells be needed, all that it has in them must be computed again: so the one with the fewest. It
-        has mostly run the shortest, and is still in its prompt if any is."""
-        bulk = [sequence for sequence in self.running if _gives_way(sequence)]
+        has mostly run the shortest, and is still in its prompt if any is. With `slot`, only whoever is in that one."""
+        bulk = [each for each in self.running if _gives_way(each) and slot in (None, each.slot)]
         return min(bulk, key=lambda sequence: sequence.resident.n_cached, default=None)
 
     def _park(self, sequence: Sequence) -> None:
         self._cells.park(sequence.resident)
         sequence.park(time.monotonic(), self._ageing.quantum_s)
         self.running.remove(sequence)
-        self._parked.append(sequence)
+        self._room.parked.append(sequence)
 
 
 def _rank(sequence: Sequence) -> tuple[int, float, SequenceKey]:

@@ -15,8 +15,18 @@ from worker.engine.constraint import Grammars, Masks
 from worker.engine.embedding import Embedder
 from worker.engine.lanes import Ageing
 from worker.engine.launch import Launcher
-from worker.engine.llama import Context, ContextParams, LoadFailed, LoadWatch, Model, OpenContext, max_sequences
+from worker.engine.llama import (
+    Context,
+    ContextParams,
+    LoadFailed,
+    LoadWatch,
+    Model,
+    OpenContext,
+    Projector,
+    max_sequences,
+)
 from worker.engine.overflow import FullContext
+from worker.engine.vision import Vision
 
 MOST_IDLE = 64
 """Sequences that stay in the cache beside those that run, where few can run. Each is looked at when a new one comes."""
@@ -33,6 +43,7 @@ class Parts:
     admission: Admission
     embedder: Embedder
     grammars: Grammars
+    vision: Vision | None
     n_ctx_slot: int
     """Longest that a sequence can get, in tokens."""
 
@@ -52,6 +63,9 @@ def assemble(config: EngineConfig, open_context: OpenContext, watch: LoadWatch, 
     context.adapt(tuple(adapter.scale for adapter in config.adapters))
     if config.warms_up:
         context.warm_up()
+    vision = None
+    if config.projector is not None:
+        vision = Vision(resources.enter_context(Projector.load(model, config.projector)), context.n_ubatch)
     embedder = resources.enter_context(Embedder(model, config, open_context))
     lexicon = model.lexicon()
     grammars = resources.enter_context(Grammars(lexicon))
@@ -72,9 +86,17 @@ def assemble(config: EngineConfig, open_context: OpenContext, watch: LoadWatch, 
         is_moved=context.can_shift,
         adds_bos=model.facts.adds_bos,
     )
-    launcher = Launcher(model, cells, masks, full_context, can_generate=context.can_generate, grouping=config.grouping)
+    launcher = Launcher(
+        model,
+        cells,
+        masks,
+        full_context,
+        can_generate=context.can_generate,
+        grouping=config.grouping,
+        n_ubatch=context.n_ubatch,
+    )
     admission = Admission(cells, launcher, config.n_slots, Ageing(config.age_s, config.quantum_s))
-    return Parts(model, context, cells, launcher, admission, embedder, grammars, n_ctx_slot)
+    return Parts(model, context, cells, launcher, admission, embedder, grammars, vision, n_ctx_slot)
 
 
 def _check(config: EngineConfig, n_ctx_slot: int) -> None:

@@ -18,7 +18,8 @@ from worker.engine.account import Account
 from worker.engine.adapters import Scales
 from worker.engine.eviction import least_missed, least_missed_end
 from worker.engine.grouping import UNGROUPED, Grouping
-from worker.engine.resident import NOWHERE, Ids, Resident, Standing
+from worker.engine.resident import NO_SLOT, NOWHERE, Ids, Resident, Standing
+from worker.engine.spans import NO_SPANS, Spans
 
 __all__ = ["Cache", "Cells", "Ids", "Prefix", "Resident", "Standing"]
 
@@ -61,7 +62,7 @@ class Cells:
     Ids must be enough for all that run. `can_rewind` is False for models whose state cannot lose its end: there a
     sequence is reused as a whole or not at all. `can_shift` is False where what is in the cache cannot be moved to
     other positions. Where tokens share positions (`grouping`), nobody lends anything: whole groups are moved when they
-    are complete.
+    are complete. Images have ids like tokens, so that they are reused like them; those that are whole are never cut.
     """
 
     def __init__(
@@ -97,18 +98,19 @@ class Cells:
             held.append((prefix.source.seq_id, prefix.n_cached))
         return self._n_cells - self._account.n_held(held)
 
-    def prefix(self, known: Ids, scales: Scales = (), *, is_patient: bool = False) -> Prefix:
+    def prefix(self, known: Ids, scales: Scales = (), *, is_patient: bool = False, slot: int = NO_SLOT) -> Prefix:
         """The most that a sequence with these tokens can have of others that are computed with the same scales, now
-        and soon. One known token at least is left to compute, since the first choice needs its logits."""
+        and soon; of the slot's own if that is as much. One known token at least is left to compute, since the first
+        choice needs its logits."""
         best = Prefix()
         for other in self.residents:
             if other.scales != scales:
                 continue
-            n_common = min(_common(other.known, known), len(known) - 1, other.n_pure)
+            n_common = other.spans.floor(min(_common(other.known, known), len(known) - 1, other.n_pure))
             if n_common <= 0:
                 continue
             n_cached = self._n_lendable(other, n_common)
-            if n_cached > best.n_cached or (n_cached and n_cached == best.n_cached and _lends_more(other, best)):
+            if n_cached > best.n_cached or (n_cached and n_cached == best.n_cached and _lends_more(other, best, slot)):
                 best = best._replace(source=other, n_cached=n_cached)
             if n_common > best.n_awaited and self._can_lead(other, is_patient=is_patient):
                 best = best._replace(leader=other, n_awaited=n_common)
@@ -117,11 +119,19 @@ class Cells:
         return best
 
     def place(
-        self, tokens: Ids, n_tokens: int, *, may_reuse: bool, is_patient: bool = False, scales: Scales = ()
+        self,
+        tokens: Ids,
+        n_tokens: int,
+        *,
+        may_reuse: bool,
+        is_patient: bool = False,
+        scales: Scales = (),
+        spans: Spans = NO_SPANS,
+        slot: int = NO_SLOT,
     ) -> Resident:
         """Begin with a sequence of which `n_tokens` are known, with as much of it as the cache has."""
-        resident = Resident(tokens, n_tokens, is_patient, may_reuse, scales)
-        self.resume(resident)
+        resident = Resident(tokens, n_tokens, is_patient, may_reuse, scales, spans)
+        self.resume(resident, slot)
         return resident
 
     def park(self, resident: Resident) -> None:
@@ -130,8 +140,9 @@ class Cells:
         resident.leader = resident.awaited = None
         resident.stamp = next(self._stamps)
 
-    def resume(self, resident: Resident) -> None:
+    def resume(self, resident: Resident, slot: int = NO_SLOT) -> None:
         """A sequence has a slot, with what the cache has of it."""
+        resident.slot = slot
         prefix = self.prefix_of(resident)
         if resident.seq_id == NOWHERE:
             self._settle(resident, prefix)
@@ -150,7 +161,7 @@ class Cells:
             return Prefix(resident, resident.n_cached)
         if not resident.may_reuse:
             return Prefix()
-        return self.prefix(resident.known, resident.scales, is_patient=resident.is_patient)
+        return self.prefix(resident.known, resident.scales, is_patient=resident.is_patient, slot=resident.slot)
 
     def release(self, resident: Resident) -> None:
         """The sequence ended; its tokens stay until its cells are needed."""
@@ -165,7 +176,9 @@ class Cells:
         if leader is None:
             return
         is_there = leader.standing is Standing.RUNNING and leader.tokens is resident.awaited
-        n_ready = min(leader.n_cached, resident.n_awaited) if leader.tokens is resident.awaited else 0
+        n_ready = 0
+        if leader.tokens is resident.awaited:
+            n_ready = resident.spans.floor(min(leader.n_cached, resident.n_awaited))
         if n_ready > resident.n_cached:
             self._take(leader, resident, n_ready)
         if not is_there or n_ready == resident.n_awaited:
@@ -185,7 +198,7 @@ class Cells:
 
     def position(self, resident: Resident) -> int:
         """Where its next token stands."""
-        return self._grouping.position(resident.n_cached)
+        return self._position(resident, resident.n_cached)
 
     def restore(self, resident: Resident) -> None:
         """After a decode that failed or was interrupted: let the cache have what the resident says, or nothing."""
@@ -196,9 +209,10 @@ class Cells:
         keep a part."""
         if resident.seq_id == NOWHERE:
             return
+        n_kept = resident.spans.floor(n_kept)
         if n_kept < resident.n_cached and not self._can_rewind:
             n_kept = 0
-        if not self._cache.truncate(resident.seq_id, self._grouping.position(n_kept)):
+        if not self._cache.truncate(resident.seq_id, self._position(resident, n_kept)):
             n_kept = 0
             self._cache.truncate(resident.seq_id, 0)
         self._account.cut(resident.seq_id, n_kept)
@@ -264,6 +278,7 @@ class Cells:
         Its cells move with it where they can, but never those that another has, who would not know: then they are
         dropped, and what stands in them is to be computed again, behind what is left.
         """
+        assert not resident.spans
         resident.leader = resident.awaited = None  # who computes a prefix of what it was, not of what it is now
         end, n_tokens = n_kept + n_gone, resident.n_tokens
         if self._can_shift and resident.n_cached >= end and self.own(resident, end, resident.n_cached):
@@ -280,10 +295,14 @@ class Cells:
         tokens[n_kept : n_tokens - n_gone] = resident.tokens[end:n_tokens]
         resident.tokens, resident.n_tokens = tokens, n_tokens - n_gone
 
+    def _position(self, resident: Resident, n_tokens: int) -> int:
+        """Of the next token behind so many."""
+        return resident.spans.position(n_tokens) if resident.spans else self._grouping.position(n_tokens)
+
     def _n_lendable(self, other: Resident, n_common: int) -> int:
         if self._grouping.n > 1 and other.standing is not Standing.IDLE:
             return 0
-        n_cached = min(n_common, other.n_cached)
+        n_cached = other.spans.floor(min(n_common, other.n_cached))
         return n_cached if self._can_rewind or n_cached == other.n_cached else 0
 
     def _can_lead(self, other: Resident, *, is_patient: bool) -> bool:
@@ -343,7 +362,8 @@ class Cells:
     def _take(self, source: Resident, target: Resident, end: int) -> None:
         """Let a resident have what its source has up to there, behind what it has itself."""
         start = target.n_cached
-        self._cache.share(source.seq_id, target.seq_id, start, end)
+        at, to = self._position(target, start), self._position(source, end)
+        self._cache.share(source.seq_id, target.seq_id, at, to)
         self._account.share(source.seq_id, target.seq_id, start, end)
         target.n_cached = end
         target.n_reused += end - start
@@ -351,9 +371,13 @@ class Cells:
         source.lent_stamp = next(self._stamps)
 
 
-def _lends_more(other: Resident, best: Prefix) -> bool:
-    """Of those that have the same, the one that lent last goes on lending: it is the one that is kept for it."""
-    return best.source is None or other.lent_stamp > best.source.lent_stamp
+def _lends_more(other: Resident, best: Prefix, slot: int) -> bool:
+    """Of those that have the same, the one that lent last goes on lending: it is the one that is kept for it. But what
+    was in the slot goes first."""
+    if best.source is None:
+        return True
+    is_own, is_best_own = (each.slot == slot != NO_SLOT for each in (other, best.source))
+    return (is_own, other.lent_stamp) > (is_best_own, best.source.lent_stamp)
 
 
 def _common(left: Ids, right: Ids) -> int:

@@ -88,6 +88,38 @@ class Positions:
 
 
 @dataclass(frozen=True, slots=True)
+class ProjectorConfig:
+    """What turns images into rows."""
+
+    path: Path
+    n_threads: int = 1
+    uses_gpu: bool = True
+    flash_attention: FlashAttention = "auto"
+    n_min_tokens: int = -1
+    """Of an image, where the projector leaves the choice; -1 for its own."""
+    n_max_tokens: int = -1
+
+    @classmethod
+    def from_settings(cls, settings: WorkerSettings, n_threads: int) -> ProjectorConfig | None:
+        """None without a file. ConfigError when what is asked for does not go together."""
+        if settings.mmproj is None or not settings.mmproj_auto:
+            return None
+        if settings.grp_attn_n > 1:
+            raise ConfigError("--mmproj and --grp-attn-n exclude each other: rows of images share no positions")
+        n_min, n_max = settings.image_min_tokens, settings.image_max_tokens
+        if 0 < n_max < n_min:
+            raise ConfigError(f"--image-max-tokens is {n_max}, less than --image-min-tokens, {n_min}")
+        return cls(
+            settings.mmproj,
+            n_threads=n_threads,
+            uses_gpu=settings.mmproj_offload,
+            flash_attention=settings.flash_attn,
+            n_min_tokens=n_min or -1,
+            n_max_tokens=n_max or -1,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     model: Path
     n_ctx: int = 0
@@ -117,6 +149,8 @@ class EngineConfig:
     grouping: Grouping = UNGROUPED
     adapters: tuple[AdapterFile, ...] = ()
     """By their ids."""
+    projector: ProjectorConfig | None = None
+    """None: images are refused."""
     age_s: float = AGE_S
     quantum_s: float = QUANTUM_S
 
@@ -147,6 +181,7 @@ class EngineConfig:
             shift_limit=settings.shift_limit,
             grouping=_grouping(settings),
             adapters=_adapters(settings),
+            projector=ProjectorConfig.from_settings(settings, n_threads),
         )
 
 

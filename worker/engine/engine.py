@@ -46,6 +46,7 @@ from worker.engine.scribe import Chosen, Ended, EngineEvent, Found, Line, OnEven
 from worker.engine.sequence import Completed, Discarded, Ending, Failed, Phase, Sequence
 from worker.engine.snapshot import BatchSnapshot, EngineSnapshot, SlotSnapshot
 from worker.engine.task import EmbedTask, GenerateTask, Task
+from worker.engine.vision import Vision
 
 __all__ = ["Engine", "EngineEvent", "OnEvents"]
 
@@ -96,7 +97,7 @@ class Engine:
             self._resources = resources.pop_all()
         self._model, self._context, self._cells = parts.model, parts.context, parts.cells
         self._launcher, self._admission = parts.launcher, parts.admission
-        self._embedder, self._grammars = parts.embedder, parts.grammars
+        self._embedder, self._grammars, self._vision = parts.embedder, parts.grammars, parts.vision
         self._n_ctx_slot = parts.n_ctx_slot
         self._running = self._admission.running  # the list itself, which admission alone writes
         self._schedule = Schedule(
@@ -126,6 +127,11 @@ class Engine:
     def grammars(self) -> Grammars:
         """Where constraints are compiled, off the decode thread; there from `start` on."""
         return self._grammars
+
+    @property
+    def vision(self) -> Vision | None:
+        """Where images become rows, off the decode thread; there from `start` on, if the model has a projector."""
+        return self._vision
 
     @property
     def n_ctx_slot(self) -> int:
@@ -299,11 +305,15 @@ class Engine:
             self._lines.append(Ended(sequence, ending, time.monotonic()))
 
     def _piece(self, sequence: Sequence, n_tokens: int) -> Piece:
-        """The next known tokens of a sequence; logits are wanted of the last known one, if a next token is."""
+        """The next known tokens of a sequence, or rows of its image; logits are wanted of the last known one, if a next
+        token is."""
         resident = sequence.resident
-        tokens = resident.tokens[resident.n_cached : resident.n_cached + n_tokens]
+        start, end = resident.n_cached, resident.n_cached + n_tokens
         wants_logits = n_tokens == resident.n_pending and sequence.task.request.n_predict != 0
-        return Piece(resident.seq_id, self._cells.position(resident), tokens, wants_logits)
+        rows = None
+        if (image := sequence.image) is not None:
+            rows = image.rows.rows(start - image.start, end - image.start, resident.spans.position(image.start))
+        return Piece(resident.seq_id, self._cells.position(resident), resident.tokens[start:end], wants_logits, rows)
 
     def _fail(self, sequence: Sequence, reason: str) -> None:
         self._end(sequence, Failed(EngineFailed(reason)))
@@ -406,7 +416,7 @@ class Engine:
     def _make_room(self, plan: Plan[Sequence]) -> None:
         """No cells for what one sequence alone wants, since all others have given theirs up: ask for less, then end
         it."""
-        if plan.n_prefill > 1:
+        if plan.can_shrink:
             self._schedule.plan_less(plan.n_prefill)
             return
         for sequence, _ in plan.shares:

@@ -96,7 +96,11 @@ class Ageing:
 
     def is_due(self, since: float, now: float) -> bool:
         """Whether bulk that waits since then goes first."""
-        return now - since >= self._age_s and now >= self._next_at
+        return self.is_old(since, now) and now >= self._next_at
+
+    def is_old(self, since: float, now: float) -> bool:
+        """Whether whoever waits since then has waited too long."""
+        return now - since >= self._age_s
 
     def begin(self, now: float) -> float:
         """It goes. Returns until when it is not to be disturbed."""

@@ -18,6 +18,7 @@ from shared.jobs import Lane
 from worker.engine.cells import Cells, Ids
 from worker.engine.constraint import Masks, Matcher
 from worker.engine.grouping import UNGROUPED, Grouping
+from worker.engine.images import spans_of
 from worker.engine.llama import Model
 from worker.engine.overflow import FullContext, Shift
 from worker.engine.sampling import Sampler, Setting
@@ -39,6 +40,7 @@ class Launcher:
         *,
         can_generate: bool = True,
         grouping: Grouping = UNGROUPED,
+        n_ubatch: int = 512,
     ) -> None:
         self._model = model
         self._cells = cells
@@ -46,6 +48,7 @@ class Launcher:
         self._full_context = full_context
         self._can_generate = can_generate
         self._grouping = grouping
+        self._n_ubatch = n_ubatch
         self._setting = Setting(model.facts.n_vocab, full_context.n_ctx, model.eog, model.facts.newline)
 
     def check(self, task: GenerateTask) -> SlotstreamError | None:
@@ -58,12 +61,30 @@ class Launcher:
                 return InvalidRequest(f"{param} has token ids outside the vocabulary", param=param)
         if len(task.scales) != len(self._model.adapters) or not all(map(math.isfinite, task.scales)):
             return InvalidRequest("the scales are not those of this worker's adapters", param="lora")
+        if task.images and (error := self._check_images(task)):
+            return error
         if n_prompt >= n_ctx:
             return PromptTooLong(
                 f"the prompt has {n_prompt} tokens, which exceeds the available context size of {n_ctx} tokens",
                 n_prompt_tokens=n_prompt,
                 n_ctx=n_ctx,
             )
+        return None
+
+    def _check_images(self, task: GenerateTask) -> SlotstreamError | None:
+        """What stands in a prompt besides tokens must be rows of its images, and must stay where it is."""
+        if self._grouping.n > 1 or self._shift(task) is not None:
+            return NotSupported("a prompt with images keeps its positions: it cannot be shifted or extended")
+        end, n_rows = 0, 0
+        for image in task.images:
+            ids = task.prompt[image.start : image.end]
+            if image.start < end or ids != (image.rows.id,) * len(image.rows):
+                return InvalidRequest("an image is not where the prompt has it", param="prompt")
+            if not image.rows.is_causal and len(image.rows) > self._n_ubatch:
+                return InvalidRequest("an image has more rows than this worker computes at once", param="prompt")
+            end, n_rows = image.end, n_rows + len(image.rows)
+        if len(task.text) + n_rows != len(task.prompt):
+            return InvalidRequest("prompt has token ids outside the vocabulary", param="prompt")
         return None
 
     def answer_at_once(self, task: GenerateTask) -> Answer | None:
@@ -94,6 +115,8 @@ class Launcher:
             may_reuse=task.request.cache_prompt,
             is_patient=task.lane is Lane.BULK,
             scales=task.scales,
+            slot=slot,
+            spans=spans_of(task.images),
         )
         matcher = Matcher(task.grammar, self._masks) if task.grammar is not None else None
         transcript = self._transcript(task)
@@ -137,7 +160,7 @@ class Launcher:
 
 def _ids(task: GenerateTask) -> Iterator[tuple[str, tuple[int, ...]]]:
     """All token ids in a task, by the field that they come from; of those that rise, the ends say it for all."""
-    yield "prompt", (*task.prompt, *task.produced)
+    yield "prompt", (*task.text, *task.produced)
     yield "penalty_prompt", task.penalized or ()
     yield "dry_sequence_breakers", _ends(task.breakers.ids)
     yield "logit_bias", _ends(task.biases.ids)

@@ -50,7 +50,15 @@ class Wanting(Protocol):
 
     @property
     def n_wanted(self) -> int:
-        """Tokens that it could put into a batch now."""
+        """Tokens that it could put into a batch now, or rows of an image."""
+
+    @property
+    def is_at_image(self) -> bool:
+        """They are rows, which no batch of tokens has."""
+
+    @property
+    def n_least(self) -> int:
+        """So many of them at least, if any."""
 
 
 S = TypeVar("S", bound=Wanting)
@@ -88,15 +96,25 @@ class Plan(Generic[S]):
     def n_sequences(self) -> int:
         return len(self.generating) + len(self.prefill)
 
+    @property
+    def can_shrink(self) -> bool:
+        """Whether fewer tokens of the same sequences could be decoded."""
+        return any(n_tokens > sequence.n_least for sequence, n_tokens in self.prefill)
+
 
 def plan_batch(sequences: Sequence[S], n_batch: int, n_prefill: int) -> Plan[S]:
     """A row for each generating sequence first, then prompts in fair shares of at most `n_prefill` tokens."""
     generating = [sequence for sequence in sequences if sequence.is_generating][:n_batch]
-    prompts = [sequence for sequence in sequences if not sequence.is_generating and sequence.n_wanted > 0]
+    prompts = [sequence for sequence in sequences if not sequence.is_generating and wants_tokens(sequence)]
     room = min(n_prefill, n_batch - len(generating))
     shares = fair_shares([sequence.n_wanted for sequence in prompts], room)
     prefill = [(sequence, share) for sequence, share in zip(prompts, shares, strict=True) if share]
     return Plan(tuple(generating), tuple(prefill))
+
+
+def plan_image(sequence: S, n_prefill: int) -> Plan[S]:
+    """Rows of one image, which are a decode of their own: at most `n_prefill`, unless it wants all at once."""
+    return Plan((), ((sequence, min(sequence.n_wanted, max(n_prefill, sequence.n_least))),))
 
 
 def fair_shares(wanted: Sequence[int], room: int) -> list[int]:
@@ -124,7 +142,7 @@ def with_bulk(plan: Plan[S], bulk: Iterable[S], room: Room, pace: Pace, *, n_bat
     generating: list[S] = []
     prefill: list[tuple[S, int]] = []
     ms, n_free, n_prefill = room.ms, n_batch - plan.n_tokens, n_prefill - plan.n_prefill
-    for sequence in (sequence for sequence in bulk if sequence.n_wanted > 0):
+    for sequence in filter(wants_tokens, bulk):
         at_least = 1 if room.must_serve and not (generating or prefill) else 0
         cost_ms = pace.row_ms if sequence.is_generating else pace.token_ms
         n_fitting = max(int(ms / cost_ms) if cost_ms > 0 else 0, at_least)
@@ -255,6 +273,10 @@ class Pace:
         room_ms = target_ms - self._rows.expected_ms(n_generating)
         n_fitting = int(max(room_ms, 0.0) / max(self._token_ms, 1e-6))
         return min(max(n_fitting, MIN_PREFILL), self._n_batch)
+
+
+def wants_tokens(sequence: Wanting) -> bool:
+    return sequence.n_wanted > 0 and not sequence.is_at_image
 
 
 def _smooth(average: float, value: float) -> float:

@@ -13,11 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker.engine.adapters import Scales
+from worker.engine.spans import NO_SPANS, Spans
 
 Ids = NDArray[np.int32]
 
 NOWHERE = -1
 """The id of a sequence that has nothing in the cache."""
+NO_SLOT = -1
 
 
 class Standing(Enum):
@@ -39,9 +41,13 @@ class Resident:
     """It takes what others have computed."""
     scales: Scales = ()
     """Of the adapters with which it is computed: of use to those alone that have the same."""
+    spans: Spans = NO_SPANS
+    """Which of the tokens are images."""
     seq_id: int = NOWHERE
     """In the cache."""
     standing: Standing = Standing.PARKED
+    slot: int = NO_SLOT
+    """Where it runs, or ran last."""
     n_cached: int = 0
     n_reused: int = 0
     """Of the cached: those that this sequence did not compute itself."""

@@ -1,7 +1,7 @@
-"""What is computed next: a batch or inputs to embed, whose, and how much at once.
+"""What is computed next: a batch, rows of an image or inputs to embed, whose, and how much at once.
 
-Batches and embeddings take turns, and so do sets of adapters, one of which a batch has; in all, bulk yields to people
-as far as its own turns allow. Decides only, for the decode thread: knows nothing of llama.cpp, cells or text.
+They take turns, and so do sets of adapters, one of which a batch has; in all, bulk yields to people as far as its own
+turns allow. Decides only, for the decode thread: knows nothing of llama.cpp, cells or text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from shared.jobs import Lane
 from worker.engine.adapters import Scales
 from worker.engine.faults import Trial
 from worker.engine.lanes import Ageing, Lanes
-from worker.engine.plan import Pace, Plan, Yielding, plan_batch, with_bulk
+from worker.engine.plan import Pace, Plan, Yielding, plan_batch, plan_image, wants_tokens, with_bulk
 from worker.engine.sequence import Sequence
 from worker.engine.task import EmbedTask
 from worker.engine.turns import Turns
@@ -43,13 +43,29 @@ class Schedule:
         self._turns_of_bulk: Turns[Scales] = Turns(PAUSE_BULK_S)
         self._yielding = Yielding()
         self._embed_yielding = Yielding()
+        self._image_yielding = Yielding()
         self._embed_ageing = ageing
-        self._has_embedded = False
+        self._has_embedded = self._has_seen_image = False
         self._hurried_until = 0.0
 
     def plan(self, running: list[Sequence], pace: Pace) -> Plan[Sequence]:
-        """What goes into the next decode."""
+        """What goes into the next decode: tokens and rows of images in turns, when there are both."""
         self._has_embedded = False
+        viewer = self._next_viewer(running, pace)
+        if viewer is None or self._has_seen_image:
+            self._has_seen_image = False
+            plan = self._plan_tokens(running, pace)
+            if viewer is None or plan.n_tokens:
+                return plan
+        self._has_seen_image = True
+        if viewer.is_bulk:
+            self._image_yielding.took_turn()
+        else:
+            self._yielding.passed()
+            self._embed_yielding.passed()
+        return plan_image(viewer, self._n_rows(running, pace))
+
+    def _plan_tokens(self, running: list[Sequence], pace: Pace) -> Plan[Sequence]:
         if people := _people(running):
             return self._plan_beside(people, running, pace)
         self._yielding.took_turn()
@@ -60,7 +76,10 @@ class Schedule:
     def plan_trial(self, trial: Trial[Sequence]) -> Plan[Sequence]:
         """The same after one that failed."""
         members = [sequence for sequence in trial.sequences if sequence.has_slot]
-        return plan_batch(_like_first(members), self._n_batch, min(trial.n_prefill, self._max_prefill))
+        n_prefill = min(trial.n_prefill, self._max_prefill)
+        plan = plan_batch(_like_first(members), self._n_batch, n_prefill)
+        viewers = [sequence for sequence in members if sequence.is_at_image and sequence.n_wanted]
+        return plan_image(viewers[0], n_prefill) if viewers and not plan.n_tokens else plan
 
     def decoded(self) -> None:
         """What was planned had room: the next may be as large as any."""
@@ -121,15 +140,33 @@ class Schedule:
         else:
             self._yielding.passed()
         self._embed_yielding.passed()
+        self._image_yielding.passed()
         if self._has_adapters:
             plan, bulk = _of_one_set(plan, bulk, must_serve=room.must_serve)
         return with_bulk(plan, bulk, room, pace, n_batch=self._n_batch, n_prefill=self._max_prefill)
+
+    def _next_viewer(self, running: list[Sequence], pace: Pace) -> Sequence | None:
+        """Whose image is next: a person's; that of bulk beside people only when it is due. Of several, his who was
+        served the longest ago."""
+        viewers = [sequence for sequence in running if sequence.is_at_image and sequence.n_wanted]
+        if not viewers:
+            return None
+        viewer = min(viewers, key=lambda each: (each.is_bulk, each.served_at))
+        if not viewer.is_bulk or not (people := _people(running)):
+            return viewer
+        people_ms = pace.least_ms(sum(sequence.is_generating for sequence in people), 0)
+        cost_ms = pace.expected_ms(0, plan_image(viewer, self._n_rows(running, pace)).n_prefill)
+        return viewer if self._image_yielding.is_due(people_ms, cost_ms) else None
+
+    def _n_rows(self, running: list[Sequence], pace: Pace) -> int:
+        """Of an image, where it can be decoded in parts."""
+        return self._n_prefill([], pace, is_hurried=bool(_people(running)) or self._have_people_come())
 
     def _whose_turn(self, sequences: list[Sequence], turns: Turns[Scales]) -> list[Sequence]:
         """Those with the adapters whose turn it is."""
         if not self._has_adapters:
             return sequences
-        wanting = dict.fromkeys(sequence.scales for sequence in sequences if sequence.n_wanted > 0)
+        wanting = dict.fromkeys(sequence.scales for sequence in sequences if wants_tokens(sequence))
         scales = turns.next(wanting, time.monotonic()) if wanting else None
         return [sequence for sequence in sequences if sequence.scales == scales]
 
@@ -151,7 +188,7 @@ def _of_one_set(
 ) -> tuple[Plan[Sequence], list[Sequence]]:
     """People's plan, and of bulk what has the same adapters. But bulk with others that must be served now goes without
     people, since it cannot go with them."""
-    wanting = [sequence for sequence in bulk if sequence.n_wanted > 0]
+    wanting = [sequence for sequence in bulk if wants_tokens(sequence)]
     person = next((sequence for sequence, _ in plan.shares), None)
     if person is None or (must_serve and wanting and wanting[0].scales != person.scales):
         return Plan(), _like_first(wanting)

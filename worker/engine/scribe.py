@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from shared.events import Answer, Failure, Progress, StopType, Timings, Tokens, Vector
+from worker.engine.images import IMAGE_MARK
 from worker.engine.logprobs import TokenBytes, logprob_of
 from worker.engine.overflow import Shift
 from worker.engine.sampling import Choice
@@ -221,7 +222,7 @@ def answer(
         index=task.key.index,
         text=transcript.text,
         ids=tuple(transcript.ids),
-        prompt=detokenize(task.prompt),
+        prompt=_prompt_text(task, detokenize),
         prompt_tokens=len(task.prompt),
         stop_type=ending.stop_type,
         stopping_word=transcript.stopping_word,
@@ -233,6 +234,16 @@ def answer(
         logprobs=transcript.logprobs,
         timings=timings,
     )
+
+
+def _prompt_text(task: GenerateTask, detokenize: Detokenize) -> str:
+    """With a mark where an image stands, as llama.cpp has it."""
+    texts: list[str] = []
+    start = 0
+    for image in task.images:
+        texts += [detokenize(task.prompt[start : image.start]), IMAGE_MARK]
+        start = image.end
+    return "".join([*texts, detokenize(task.prompt[start:])])
 
 
 def _progress(sequence: Generating, n_processed: int, at: float) -> Progress:

@@ -14,6 +14,7 @@ from shared.events import StopType
 from shared.jobs import Lane
 from worker.engine.adapters import Scales
 from worker.engine.grouping import UNGROUPED, Grouping
+from worker.engine.images import Placed
 from worker.engine.overflow import Shift
 from worker.engine.resident import Resident
 from worker.engine.sampling import Sampler
@@ -183,10 +184,30 @@ class Sequence:
 
     @property
     def n_wanted(self) -> int:
-        """Tokens it could put into a batch now: none while another computes its prefix."""
-        if self.resident.leader is not None:
+        """Tokens it could put into a batch now, or rows of an image: none while another computes its prefix."""
+        resident = self.resident
+        if resident.leader is not None:
             return 0
-        return min(self.resident.n_pending, self.grouping.n_open(self.resident.n_cached))
+        n_wanted = min(resident.n_pending, self.grouping.n_open(resident.n_cached))
+        return min(n_wanted, resident.spans.n_alike(resident.n_cached)) if resident.spans else n_wanted
+
+    @property
+    def image(self) -> Placed | None:
+        """The one whose rows are next."""
+        if not self.resident.spans or (span := self.resident.spans.at(self.resident.n_cached)) is None:
+            return None
+        return next(image for image in self.task.images if image.start == span.start)
+
+    @property
+    def is_at_image(self) -> bool:
+        """Rows are next: those are no part of a batch of tokens."""
+        return bool(self.resident.spans) and self.resident.spans.at(self.resident.n_cached) is not None
+
+    @property
+    def n_least(self) -> int:
+        """Tokens that it must put into a batch, if any: all rows of an image that see each other."""
+        image = self.image
+        return 1 if image is None or image.rows.is_causal else len(image.rows)
 
     @property
     def is_choosing(self) -> bool:
@@ -219,7 +240,7 @@ class Sequence:
         self.phase, self.parked_at = Phase.PARKED, now
 
     def resume(self, slot: int, now: float) -> None:
-        """Go on in another slot where it was: its prompt is not told of again, nor is a first token."""
+        """Go on where it was, mostly in another slot: its prompt is not told of again, nor is a first token."""
         assert self.phase is Phase.PARKED
         self.phase = Phase.DECODE if self.clock.prompted else Phase.PREFILL
         self.slot, self.placed_at = slot, now

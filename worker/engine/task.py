@@ -9,6 +9,7 @@ from shared.events import ChosenLogprob
 from shared.jobs import Generation, Lane
 from worker.engine.adapters import Scales
 from worker.engine.constraint import Grammar
+from worker.engine.images import Placed
 from worker.engine.sampling.bias import NO_BIAS, Bias
 from worker.engine.sampling.breakers import NO_BREAKERS, Breakers
 from worker.engine.sampling.repeats import Repeats
@@ -32,6 +33,7 @@ class GenerateTask:
 
     key: SequenceKey
     prompt: tuple[int, ...]
+    """Token ids, and ids of `images` where their rows stand."""
     request: Generation
     seed: int
     """Resolved: 0 to 2**32 - 1."""
@@ -61,6 +63,15 @@ class GenerateTask:
     """Time the job had waited when it was submitted here; the wait for a slot is added to it."""
     deadline: float | None = None
     """`time.monotonic()` seconds."""
+    slot: int | None = None
+    """The one that it wants to run in; None: any."""
+    images: tuple[Placed, ...] = ()
+    """Rows that stand in the prompt, in order."""
+
+    @property
+    def text(self) -> tuple[int, ...]:
+        """The prompt without its images."""
+        return tuple(token for token in self.prompt if token >= 0) if self.images else self.prompt
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,14 @@
 -- Invariant: a job that is handed out is running under a lease that nobody else has ever had; never more are handed
 -- out than asked for, and never more suspects. Cancelled, expired and vanished jobs end here.
 -- Room is counted in slots: a job may want several, and only the last one that is handed out more than there are.
--- uses: clock ending putback
+-- uses: clock ending putback orphans
 local load = KEYS[1]
 local prefix, model, worker, nonce = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local lease_ms, is_sweep = tonumber(ARGV[5]), ARGV[6] == '1'
 local quick, interactive, bulk = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 local suspects = tonumber(ARGV[10]) -- in all lanes together: jobs whose next death must be theirs alone
-local version = tonumber(ARGV[11]) -- the newest kind of request that the worker can read
+local own = tonumber(ARGV[11]) -- jobs of its own stream, however many slots they want
+local version = tonumber(ARGV[12]) -- the newest kind of request that the worker can read
 
 local MOST_DEATHS = 3
 
@@ -18,6 +19,7 @@ local function is_suspect(deaths)
 end
 
 local now = clock()
+local own_stream = prefix .. 'q:@' .. worker
 local handed = {}
 local handed_cost = 0 -- what they take from their tenants' shares
 local no_longer_queued = {} -- counts of the load hash -> how many fewer
@@ -35,18 +37,6 @@ local function end_without_answer(id, status, code, message)
   end_job(prefix, id, now, status, without_answer(status, code, message))
   looks = looks - LOOKS_OF_AN_ENDING
   cleared = cleared + 1
-end
-
--- What became of a worker whose lease has run out: 'alive' (it never knew of the lease, or was held up), 'silent', or
--- 'unheard' while the server itself has only just begun to hear anybody.
-local function fate_of(worker_before)
-  local heard, last, since = unpack(redis.call('HMGET', prefix .. 'beats', worker_before, '@last', '@since'))
-  if heard and math.abs(now - heard) < lease_ms then
-    return 'alive'
-  elseif last and (math.abs(now - last) > lease_ms / 2 or math.abs(now - since) < lease_ms * 3 / 5) then
-    return 'unheard'
-  end
-  return 'silent'
 end
 
 -- Gives the job of a delivered entry to this worker, if it still wants doing. The slots that it takes; 0 when it was not
@@ -78,7 +68,7 @@ local function hand_out(stream, entry, id, is_lost)
   end
 
   deaths = tonumber(deaths)
-  local fate = is_lapsed and fate_of(held_by)
+  local fate = is_lapsed and fate_of(prefix, held_by, now, lease_ms)
   if fate == 'unheard' then
     return 0 -- a later sweep will know
   elseif fate == 'silent' then
@@ -119,12 +109,14 @@ local function hand_out(stream, entry, id, is_lost)
     end
   end
   handed_cost = handed_cost + cost
-  handed[#handed + 1] = {id, request, lease, attempts, deaths, tonumber(events), created, deadline}
+  local is_own = stream == own_stream and 1 or 0
+  handed[#handed + 1] = {id, request, lease, attempts, deaths, tonumber(events), created, deadline, is_own}
   return tonumber(slots or 1)
 end
 
--- Jobs of one stream that were given back, or whose worker let a whole lease go by. Returns the slots that they take.
-local function take_lost(stream, room)
+-- Jobs of one stream that were given back, or whose worker let a whole lease go by; with a lane, those that belong
+-- there now. Returns the slots that they take.
+local function take_lost(stream, room, lane)
   local taken, from = 0, '-'
   while taken < room and looks > 0 do
     local rows = redis.pcall('XPENDING', stream, 'workers', 'IDLE', lease_ms, from, '+', room - taken)
@@ -140,12 +132,14 @@ local function take_lost(stream, room)
       local found = redis.call('XRANGE', stream, entry, entry)[1]
       if not found or found[2][1] ~= 'job' then
         discard(stream, entry)
-      else
+      elseif not lane or redis.call('HGET', prefix .. 'job:' .. found[2][2], 'home') == lane then
         local slots = hand_out(stream, entry, found[2][2], true)
         if slots > 0 then
           redis.call('XCLAIM', stream, 'workers', worker, 0, entry, 'JUSTID')
           taken = taken + slots
         end
+      else
+        looks = looks - 1
       end
     end
   end
@@ -181,14 +175,13 @@ local function hand_out_all(stream, entries)
 end
 
 local function take_own(room)
-  local stream = prefix .. 'q:@' .. worker
-  local taken = is_sweep and take_lost(stream, room) or 0
+  local taken = is_sweep and take_lost(own_stream, room) or 0
   while taken < room and looks > 0 do
-    local entries = deliver(stream, room - taken)
+    local entries = deliver(own_stream, room - taken)
     if not entries then
       break
     end
-    taken = taken + hand_out_all(stream, entries)
+    taken = taken + hand_out_all(own_stream, entries)
   end
   return taken
 end
@@ -222,8 +215,13 @@ local function take_waiting(lane, room)
   return taken
 end
 
+local orphans = is_sweep and settle_orphans(prefix, model, worker, now, lease_ms) or {}
+
 local function take(lane, room)
   local taken = 0
+  for _, stream in ipairs(orphans) do
+    taken = taken + take_lost(stream, room - taken, lane)
+  end
   if is_sweep then
     for _, tenant in ipairs(redis.call('ZRANGE', prefix .. 'turn:' .. model .. ':' .. lane, 0, -1)) do
       if taken >= room or looks <= 0 then
@@ -240,8 +238,8 @@ local function take(lane, room)
 end
 
 local most_suspects = suspects
-local n_quick = take_own(quick)
-n_quick = n_quick + take('quick', quick - n_quick)
+local n_own = take_own(own)
+local n_quick = take('quick', quick)
 local n_interactive = take('interactive', interactive)
 local n_bulk = take('bulk', bulk - n_interactive) -- they share slots: what a person got, bulk does not get
 for count, fewer in pairs(no_longer_queued) do
@@ -249,4 +247,4 @@ for count, fewer in pairs(no_longer_queued) do
 end
 local n_waiting = tonumber(redis.call('HGET', load, 'queued:bulk') or 0)
 local is_more = looks <= 0 and cleared > 0
-return {now, is_more and 1 or 0, n_quick, n_interactive, n_bulk, most_suspects - suspects, n_waiting, handed}
+return {now, is_more and 1 or 0, n_quick, n_interactive, n_bulk, most_suspects - suspects, n_own, n_waiting, handed}

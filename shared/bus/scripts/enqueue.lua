@@ -4,7 +4,8 @@
 -- Refused when memory is full, as no other change is.
 -- uses: clock
 local job, load, stream, due, lanes = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local turn, index, idem = KEYS[6], KEYS[7], KEYS[8] -- idem: only with an idempotency key
+local turn, index, owners = KEYS[6], KEYS[7], KEYS[8]
+local idem = KEYS[9] -- only with an idempotency key
 local id, model, lane, tenant, cost = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local life_ms, keep_ms, log_keep_ms = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 local most, most_of_tenant = tonumber(ARGV[9]), tonumber(ARGV[10])
@@ -13,6 +14,7 @@ local queue = ARGV[13] -- quick, interactive or bulk; or own: for one worker alo
 local request, body, endpoint, metadata, durable = ARGV[14], ARGV[15], ARGV[16], ARGV[17], ARGV[18]
 local version = ARGV[19]
 local slots = tonumber(ARGV[20]) -- how many of a worker's it takes
+local home = ARGV[21] -- the queue of what is for one worker alone, should that be gone; empty: it ends with it
 
 local jobs = string.sub(job, 1, -#id - 1)
 
@@ -59,7 +61,7 @@ redis.call('HSET', load, of_queue, (counts[9] or 0) + 1, of_tenant, ahead + 1, t
 redis.call(
   'HSET', job, 'status', 'queued', 'job', request, 'version', version, 'body', body, 'endpoint', endpoint,
   'metadata', metadata, 'durable', durable, 'model', model, 'lane', lane, 'queue', queue, 'tenant', tenant,
-  'cost', cost, 'slots', slots, 'stream', stream, 'entry', entry, 'ticket', ticket, 'attempts', 0, 'deaths', 0,
+  'home', home, 'cost', cost, 'slots', slots, 'stream', stream, 'entry', entry, 'ticket', ticket, 'attempts', 0, 'deaths', 0,
   'epoch', 0, 'events', 0, 'created_ms', now, 'deadline_ms', deadline, 'keep_ms', keep_ms, 'log_keep_ms', log_keep_ms)
 redis.call('PEXPIREAT', job, deadline + keep_ms)
 if slots > 1 then
@@ -86,6 +88,9 @@ end
 if is_own then
   -- The stream goes with its last job, should the worker never come back.
   keep_until(stream, deadline + keep_ms)
+  redis.call('SADD', owners, string.match(stream, ':q:@(.*)$'))
+  keep_until(owners, deadline + keep_ms)
+  redis.call('SADD', lanes, model .. ':own')
 else
   redis.call('SADD', lanes, model .. ':' .. queue)
   if ahead == 0 then

@@ -2,7 +2,7 @@
 -- reap: ends overdue jobs that nobody holds, and clears away what is empty.
 -- Invariant: what a living worker holds is left to it; a consumer is dropped only when nothing is delivered to it, for
 -- its entries would never be delivered again.
--- uses: clock ending
+-- uses: clock ending putback orphans
 local due, lanes = KEYS[1], KEYS[2]
 local prefix, lease_ms = ARGV[1], tonumber(ARGV[2])
 local MOST = 100 -- jobs in one call: a script makes everybody wait
@@ -80,8 +80,32 @@ local function tidy_tenant(model, lane, tenant)
   end
 end
 
+-- Of work for single workers: what is for those that are gone is settled, and who has no work is no longer listed.
+local function tidy_own(model)
+  local owners, load = prefix .. 'owners:' .. model, prefix .. 'load:' .. model
+  settle_orphans(prefix, model, nil, now, lease_ms)
+  for _, owner in ipairs(redis.call('SMEMBERS', owners)) do
+    local stream = prefix .. 'q:@' .. owner
+    if redis.call('XLEN', stream) == 0 then
+      redis.call('DEL', stream)
+      redis.call('SREM', owners, owner)
+    end
+  end
+  if redis.call('EXISTS', owners) == 0 then
+    redis.call('SREM', lanes, model .. ':own')
+    for _, count in ipairs(redis.call('HKEYS', load)) do
+      if string.match(count, '^queued:own') or string.match(count, '^added:own:') then
+        redis.call('HDEL', load, count)
+      end
+    end
+  end
+end
+
 local function tidy_lane(member)
   local model, lane = string.match(member, '^(.*):(.*)$')
+  if lane == 'own' then
+    return tidy_own(model)
+  end
   local turn = prefix .. 'turn:' .. model .. ':' .. lane
   for _, tenant in ipairs(redis.call('ZRANGE', turn, 0, -1)) do
     tidy_tenant(model, lane, tenant)

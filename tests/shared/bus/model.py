@@ -26,6 +26,7 @@ FAILURES = {
     JobStatus.FAILED: Failure(code="worker_died", message="The job was given up: 3 workers died while they had it."),
 }
 """Of jobs that end without a worker's word."""
+BEREFT = Failure(code="not_ready", message="The worker that it was for is gone.")
 
 
 class Place(Enum):
@@ -105,6 +106,11 @@ class Known:
         return "own" if self.worker else self.job.queue
 
     @property
+    def is_bound(self) -> bool:
+        """No other worker could do it."""
+        return self.worker is not None and self.job.is_bound
+
+    @property
     def stream(self) -> tuple[str, str]:
         return (self.worker, "") if self.worker else (self.job.queue, self.job.tenant)
 
@@ -140,6 +146,8 @@ class Model:
         self._keys: dict[tuple[str, str], str] = {}
         self._leases: set[Lease] = set()
         self._heard: set[str] = set()
+        self._left: set[str] = set()
+        """Workers that said they would claim nothing any more."""
         self.hearing = Hearing.NEVER
 
     def enqueue(self, job: Job, key: str | None, worker: str | None) -> Receipt | None:
@@ -158,10 +166,10 @@ class Model:
     def claim(
         self, worker: str, wanted: Wanted, is_sweep: bool, claims: Sequence[Claimed], met: Collection[str]
     ) -> None:
-        """`met`: the jobs whose entry or status the claim has changed."""
+        """`met`: the jobs whose entry or status the claim has changed, once `settle` was done by a sweep."""
         claiming = _Claiming(worker, is_sweep, {claim.job.id: claim for claim in claims}, met)
-        n_own = self._claim_from(worker, wanted.quick, claiming)
-        n_quick = self._claim_from("quick", wanted.quick - n_own, claiming)
+        n_own = self._claim_from(worker, wanted.own, claiming)
+        n_quick = self._claim_from("quick", wanted.quick, claiming)
         n_interactive = self._claim_from(Lane.INTERACTIVE, wanted.interactive, claiming)
         n_bulk = self._claim_from(Lane.BULK, wanted.bulk - n_interactive, claiming)
         assert not claiming.claims, "handed out although it was not to be had"
@@ -172,7 +180,8 @@ class Model:
     def _claim_from(self, source: str, room: int, claiming: _Claiming) -> int:
         """From a worker's own stream, or all streams of a lane. Returns how many were handed out."""
         here = [known for known in self.jobs.values() if known.stream[0] == source]
-        aged = [known for known in here if known.state.place is Place.AGED]
+        orphans = [known for known in self._orphans(claiming.worker) if known.job.queue == source]
+        aged = [known for known in (*here, *orphans) if known.state.place is Place.AGED]
         waiting = [known for known in here if known.state.place is Place.WAITING]
         met_aged = [known for known in aged if known.job.id in claiming.met]
         met_waiting = [known for known in waiting if known.job.id in claiming.met]
@@ -258,6 +267,29 @@ class Model:
             return Fate.ALIVE
         return Fate.UNHEARD if self.hearing in (Hearing.LOST, Hearing.BEGUN) else Fate.SILENT
 
+    def is_gone(self, worker: str) -> bool:
+        """So that what is for it alone is others' to settle."""
+        return worker in self._left or (self.hearing is not Hearing.NEVER and self.fate(worker) is Fate.SILENT)
+
+    def leave(self, worker: str) -> None:
+        self._left.add(worker)
+
+    def _orphans(self, worker: str) -> list[Known]:
+        """What was for single workers that are gone, but not for this one."""
+        return [
+            known for known in self.jobs.values() if known.worker not in (None, worker) and self.is_gone(known.worker)
+        ]
+
+    def settle(self, worker: str) -> None:
+        """A sweep of a worker, or the reaper, looks after the work of those that are gone."""
+        for known in self._orphans(worker):
+            state = known.state
+            if state.place is Place.WAITING:
+                running = state.status is JobStatus.RUNNING
+                state.place = Place.GONE if state.is_ended else Place.HELD if running else Place.AGED
+            if known.is_bound and not state.is_ended and state.place is Place.AGED:
+                self._end(known, Finished(status="failed", failure=BEREFT))
+
     def beat(self, worker: str) -> None:
         self._heard.add(worker)
         if self.hearing in (Hearing.NEVER, Hearing.LOST):
@@ -322,6 +354,9 @@ class Model:
         if state.is_cancelled:
             self._end_without_answer(known, JobStatus.CANCELLED)
             return True
+        if known.is_bound:
+            self._end(known, Finished(status="failed", failure=BEREFT))
+            return True
         state.status, state.lease = JobStatus.QUEUED, None
         state.attempts -= 1
         if state.place is Place.HELD:
@@ -349,6 +384,7 @@ class Model:
                 self._end_without_answer(known, JobStatus.EXPIRED)
                 n_ended += 1
         self._drop_ended_heads()
+        self.settle("")
         return n_ended
 
     def _drop_ended_heads(self) -> None:

@@ -256,7 +256,7 @@ class TestClaim:
         assert await bus.queue.claim("w1", "m", ANY, sweep=True) == []
         assert await bus.queue.claim("w/2", "m", Wanted(0, 5, 5)) == []
         assert await behind.client.ttl(behind.keys.own(0, "w/2")) > 0
-        [claim] = await bus.queue.claim("w/2", "m", Wanted(1, 0, 0))
+        [claim] = await bus.queue.claim("w/2", "m", Wanted(0, 0, 0, own=1))
         assert claim.job == job
         assert await bus.queue.finish(claim.lease, SUCCEEDED, 1)
 

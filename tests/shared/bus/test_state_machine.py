@@ -41,7 +41,7 @@ from shared.bus.keys import Keys, part
 from shared.bus.script import Script, script
 from shared.errors import IdempotencyConflict, UnknownJob
 from shared.events import Accepted, Finished
-from shared.jobs import Completion, Job, JobStatus, Lane, Request, Tokenize
+from shared.jobs import Completion, Job, JobStatus, Lane, Request, SlotAction, Tokenize
 from shared.settings import BusSettings
 from tests.shared.bus.conftest import ANY, Behind, a_job, tokens
 from tests.shared.bus.model import Model, Place
@@ -57,6 +57,8 @@ LONG_RUN = int(os.environ.get("STATE_MACHINE_EXAMPLES", "0"))
 TIMEOUT_S = 0 if LONG_RUN else 600  # to shrink a counterexample takes a while
 
 COMPLETION = Completion(prompts=("Hello",), n_predict=8)
+BOUND = SlotAction(action="erase", slot=0)
+"""Only one worker can do it."""
 WORKERS = st.sampled_from(["w1", "w:2"])
 AGES = st.sampled_from([0, 0, 0, 1, 1, 2, 3, 7])
 """Of a lease: how many were handed out after it."""
@@ -67,6 +69,7 @@ WANTED = st.builds(
     interactive=st.sampled_from([2, 1, 2, 0]),
     bulk=st.sampled_from([2, 1, 3, 0]),
     suspects=st.sampled_from([1, 1, 2, 0]),
+    own=st.sampled_from([2, 1, 2, 0]),
 )
 
 
@@ -85,6 +88,8 @@ class Submission(NamedTuple):
     body: str
     is_durable: bool
     worker: str | None
+    is_bound: bool
+    """To that worker."""
 
 
 SUBMISSIONS = st.builds(
@@ -96,6 +101,7 @@ SUBMISSIONS = st.builds(
     body=st.sampled_from(["{}", "[]"]),
     is_durable=st.booleans(),
     worker=st.sampled_from([None, None, None, None, "w1", "w:2"]),
+    is_bound=st.booleans(),
 )
 
 
@@ -166,7 +172,7 @@ class Machine(RuleBasedStateMachine):
         job = Job(
             id=self.queue.new_job_id(what.key, what.tenant),
             model="m",
-            request=what.request,
+            request=BOUND if what.worker and what.is_bound else what.request,
             lane=what.lane,
             tenant=what.tenant,
             body=what.body,
@@ -191,6 +197,8 @@ class Machine(RuleBasedStateMachine):
     def claim(self, worker: str, wanted: Wanted, is_sweep: bool) -> None:
         claims = self.run(self.queue.claim(worker, "m", wanted, sweep=is_sweep))
         seen = self.look().jobs
+        if is_sweep:
+            self.model.settle(worker)
         met = {job_id for job_id, known in self.model.jobs.items() if known.state != seen[job_id]}
         self.model.claim(worker, wanted, is_sweep, claims, met)
         self.leases += [claim.lease for claim in claims]
@@ -261,13 +269,17 @@ class Machine(RuleBasedStateMachine):
             self.age_beats(part(worker))
         if n_suspects is not None:
             [other] = self.keepers.keys() - {worker}
-            self.claim(other, Wanted(2, 2, 2, n_suspects), is_sweep=True)
+            self.claim(other, Wanted(2, 2, 2, n_suspects, own=2), is_sweep=True)
 
     @while_a_job_is_alive
-    @rule(worker=WORKERS, what=often(beat=1, go_on=4, be_away=1))
+    @rule(worker=WORKERS, what=often(beat=2, go_on=8, be_away=2, leave=1))
     def listen(self, worker: str, what: str) -> None:
-        """The server hears a worker that has nothing, the living for most of a lease, or nobody for longer than one."""
+        """The server hears a worker that has nothing, or wants nothing more; the living for most of a lease, or nobody
+        for longer than one."""
         match what:
+            case "leave":
+                self.run(self.queue.leave(worker, "m"))
+                self.model.leave(worker)
             case "beat":
                 self.beat(worker, {})
             case "go_on" if self.model.hear_for_a_while():
@@ -384,6 +396,7 @@ BROKEN = [
     ("append", "held ~= lease or status ~= 'running' or", ""),
     ("finish", "held ~= lease or was ~= 'running'", "false"),
     ("release", "held ~= lease or status ~= 'running'", "false"),
+    ("leave", "worker .. ':left'", "'@left'"),
     ("cancel", "redis.call('HSET', job, 'cancel', 1)", ""),
     ("renew", "status ~= 'running' or lease ~= ARGV[i + 2]", "false"),
     ("reap", "status == 'running' and is_held(stream, entry)", "false"),

@@ -8,13 +8,10 @@ from typing import Any
 
 import pytest
 
-from shared.errors import InvalidRequest
-from shared.events import Failure
-from shared.jobs import Adapter, Lane
-from tests.models import write_adapter, write_byte_model, write_encoder_model
+from tests.models import write_adapter
 from tests.worker.engine.harness import EXACT, Recorded, config, task
-from worker.engine import EngineConfig, GenerateTask, LoadFailed
-from worker.engine.adapters import AdapterFile, Adapters, Defaults, Scales
+from worker.engine import GenerateTask
+from worker.engine.adapters import AdapterFile, Scales
 
 NONE, FIRST, HALF, SECOND, BOTH = (0.0, 0.0), (1.0, 0.0), (0.5, 0.0), (0.0, 1.0), (1.0, 1.0)
 PROMPT = [*b"Say what there is to be said, whatever you have learnt since you left"]

@@ -28,6 +28,8 @@ from worker.engine.plan import (
 class Demand:
     n_wanted: int
     is_generating: bool = False
+    is_at_image: bool = False
+    n_least: int = 1
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,10 @@ ids of sequences by the context; positions and the size of a batch by `cells` an
 go with their length.
 """
 
+from shared.modelfile import LoadFailed
 from worker.engine.llama.adapter import LoadedAdapters
-from worker.engine.llama.backend import Floats, Ids, LoadFailed, max_sequences
-from worker.engine.llama.batch import Piece
+from worker.engine.llama.backend import Floats, Ids, max_sequences
+from worker.engine.llama.batch import Piece, Rows
 from worker.engine.llama.context import (
     Context,
     Decoded,
@@ -25,6 +26,7 @@ from worker.engine.llama.interrupt import Interrupt
 from worker.engine.llama.loading import LoadAbandoned, LoadWatch
 from worker.engine.llama.model import Model, model_pooling
 from worker.engine.llama.params import CACHE_TYPES, ContextParams
+from worker.engine.llama.projector import Pixels, Projector, Slice, View
 from worker.engine.llama.templates import apply_builtin_template, builtin_templates
 
 __all__ = [
@@ -48,6 +50,11 @@ __all__ = [
     "OutOfCells",
     "Outcome",
     "Piece",
+    "Pixels",
+    "Projector",
+    "Rows",
+    "Slice",
+    "View",
     "apply_builtin_template",
     "builtin_templates",
     "max_sequences",

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Self
 
 import llama_cpp
 
+from shared.modelfile import LoadFailed, check_kind
 from worker.engine.llama import backend
-from worker.engine.llama.backend import LoadFailed
 
 _Pointer = llama_cpp.llama_adapter_lora_p_ctypes
 
@@ -61,7 +61,7 @@ class LoadedAdapters:
 
 
 def _load(model: Any, path: Path) -> Any:
-    _check_file(path)
+    check_kind(path, "--lora", "LoRA adapter")
     backend.forget_errors()
     pointer = llama_cpp.llama_adapter_lora_init(model, bytes(path))
     if not pointer:
@@ -71,16 +71,6 @@ def _load(model: Any, path: Path) -> Any:
         _free([pointer])
         raise LoadFailed(f"{path} is an activated LoRA, which works from certain tokens on: that is not supported")
     return pointer
-
-
-def _check_file(path: Path) -> None:
-    try:
-        with path.open("rb") as file:
-            magic = file.read(4)
-    except OSError as error:
-        raise LoadFailed(f"cannot read the LoRA adapter {path}: {(error.strerror or str(error)).lower()}") from None
-    if magic != b"GGUF":
-        raise LoadFailed(f"--lora: {path} is not a GGUF file")
 
 
 def _facts(pointer: Any) -> AdapterFacts:

@@ -22,11 +22,6 @@ log = logging.getLogger(__name__)
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int32]
 
-
-class LoadFailed(Exception):
-    """The model or its context cannot be had. The message is one sentence for people."""
-
-
 _LEVELS = {3: logging.WARNING, 4: logging.ERROR}
 _EXPECTED = (
     # Every model gets this warning that was not made for embeddings: a pooling is chosen for it on purpose.
@@ -46,7 +41,7 @@ _last_level = 0
 
 
 @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
-def _on_log(level: int, text: bytes, _user: ctypes.c_void_p) -> None:
+def on_log(level: int, text: bytes, _user: ctypes.c_void_p) -> None:
     """Warnings and errors go to our log; level 5 continues the line before."""
     global _last_level  # noqa: PLW0603 - llama.cpp knows one log for the whole process
     level = _last_level if level == 5 else level
@@ -67,7 +62,7 @@ def acquire(numa: Numa | None = None) -> None:
     global _backend_users  # noqa: PLW0603 - one backend per process, counted
     with _backend_lock:
         if _backend_users == 0:
-            llama_cpp.llama_log_set(_on_log, ctypes.c_void_p(0))
+            llama_cpp.llama_log_set(on_log, ctypes.c_void_p(0))
             llama_cpp.llama_backend_init()
             if numa is not None:
                 llama_cpp.llama_numa_init({"distribute": 1, "isolate": 2, "numactl": 3}[numa])

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple, Self
 import llama_cpp
 import numpy as np
 
+from shared.modelfile import LoadFailed
 from worker.engine.adapters import Scales
 from worker.engine.llama import backend
-from worker.engine.llama.backend import Floats, Ids, LoadFailed
+from worker.engine.llama.backend import Floats, Ids
 from worker.engine.llama.batch import Batch, Piece
 from worker.engine.llama.interrupt import Interrupt
 from worker.engine.llama.model import Model
@@ -57,6 +58,7 @@ class Context:
         self.n_ctx: int = llama_cpp.llama_n_ctx(pointer)
         """KV cells; llama.cpp rounds what was asked for up."""
         self.n_batch = params.n_batch
+        self.n_ubatch = params.n_ubatch
         self.n_embd: int = llama_cpp.llama_model_n_embd_out(model.pointer)
 
     @classmethod
@@ -107,9 +109,13 @@ class Context:
             self._scales = scales
 
     def decode(self, pieces: Sequence[Piece], interrupt: Interrupt | None = None) -> Outcome:
-        """Compute the pieces as one batch of at most `n_batch` tokens. Releases the GIL meanwhile."""
-        n_outputs = self._batch.fill(pieces)
-        match self._compute(interrupt):
+        """Compute the pieces as one batch of at most `n_batch` tokens; one with rows is alone in it, and if those are
+        not causal they are `n_ubatch` at most. Releases the GIL meanwhile."""
+        rows = pieces[0].rows
+        n_outputs = self._batch.fill(pieces) if rows is None else self._batch.fill_rows(pieces[0], rows)
+        with self._attending(is_causal=rows is None or rows.is_causal):
+            code = self._compute(interrupt)
+        match code:
             case 0:
                 logits = self._logits(n_outputs)
                 return DecodeFailed("llama.cpp gave no logits") if logits is None else Decoded(logits)
@@ -124,6 +130,20 @@ class Context:
         """Decode the batch as it is filled, or encode it where the model has no cache. Returns llama.cpp's code."""
         with self._heeding(interrupt):
             return int(llama_cpp.llama_decode(self._pointer, self._batch.native))
+
+    @contextlib.contextmanager
+    def _attending(self, *, is_causal: bool) -> Iterator[None]:
+        """How rows see each other within: llama.cpp ends the process if those that are not causal do not fit into one
+        ubatch."""
+        if is_causal:
+            yield
+            return
+        assert self._batch.native.n_tokens <= self.n_ubatch
+        llama_cpp.llama_set_causal_attn(self._pointer, False)
+        try:
+            yield
+        finally:
+            llama_cpp.llama_set_causal_attn(self._pointer, True)
 
     @contextlib.contextmanager
     def _heeding(self, interrupt: Interrupt | None) -> Iterator[None]:

@@ -10,12 +10,11 @@ from typing import Any, Self
 
 import llama_cpp
 
-from shared.modelfile import BadModelFile, check_file
+from shared.modelfile import LoadFailed, check_file
 from shared.overrides import MetadataOverride
 from worker.engine.config import LoadOptions, Pooling
 from worker.engine.llama import backend
 from worker.engine.llama.adapter import LoadedAdapters
-from worker.engine.llama.backend import LoadFailed
 from worker.engine.llama.facts import read_facts, token_piece
 from worker.engine.llama.loading import LoadAbandoned, LoadWatch, ModelParams
 from worker.grammar.lexicon import Lexicon, lexicon
@@ -55,10 +54,7 @@ class Model:
         """Map the file into memory. LoadFailed when it is missing, unreadable, or nothing llama.cpp knows, or an option
         names what is not there; LoadAbandoned when the `watch` says so."""
         options, watch = options or LoadOptions(), watch or LoadWatch()
-        try:
-            check_file(path)
-        except BadModelFile as error:
-            raise LoadFailed(str(error)) from None
+        check_file(path)
         backend.acquire(options.numa)
         try:
             pointer = _load(path, options, watch)

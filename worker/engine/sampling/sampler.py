@@ -119,12 +119,12 @@ class Sampler:
             n_probs=request.n_probs,
             constraint=constraint,
         )
-        penalized = task.prompt if task.penalized is None else task.penalized
+        penalized = task.text if task.penalized is None else task.penalized
         for kind, step in sampler.reshaping.items():
             if isinstance(step, Dry) and task.repeats is not None and not task.produced:
                 step.restore(task.repeats)
             else:
-                step.replay((penalized if kind is SamplerKind.PENALTIES else task.prompt) + task.produced)
+                step.replay((penalized if kind is SamplerKind.PENALTIES else task.text) + task.produced)
         if constraint is not None:
             for token in task.produced:
                 constraint.accept(token)

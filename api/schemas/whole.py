@@ -1,0 +1,29 @@
+"""Answers that come whole: no path that gives them is ever streamed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from api.schemas.ask import Heard
+from shared.events import Finished
+
+
+class WholeShape:
+    """One job's ending, rendered."""
+
+    def __init__(self, render: Callable[[Finished], Any]) -> None:
+        self._render = render
+
+    def say(self, heard: Heard) -> bytes:
+        raise AssertionError("never streamed")
+
+    def end(self) -> bytes:
+        raise AssertionError("never streamed")
+
+    def failed(self, error: Exception) -> bytes:
+        raise AssertionError("never streamed")
+
+    def body(self, endings: Sequence[Finished]) -> Any:
+        (ending,) = endings
+        return self._render(ending)
