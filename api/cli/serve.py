@@ -35,9 +35,9 @@ def serve(argv: Sequence[str]) -> int:
 
 
 async def _serve(settings: ServeSettings, config: dict[str, str]) -> int:
-    if settings.workers and not settings.model:
-        raise ConfigError("which model? Name a GGUF file with -m FILE, or try -m demo")
-    if settings.workers:
+    if settings.workers and settings.origin is None:
+        raise ConfigError("which model? Name a GGUF file with -m FILE, a repository with -hf, or try -m demo")
+    if settings.workers and settings.model:
         check_model(settings.model)
     place = Place(
         folder=state_folder(settings.state_dir) / "valkey",

@@ -65,7 +65,8 @@ def _load(model: Any, path: Path) -> Any:
     backend.forget_errors()
     pointer = llama_cpp.llama_adapter_lora_init(model, bytes(path))
     if not pointer:
-        _, _, reason = backend.because().rpartition("failed to apply lora adapter: ")
+        _, _, reason = backend.because().removeprefix(": ").rpartition("failed to apply lora adapter: ")
+        reason = reason.removesuffix(", but got:")  # nothing, as in the file of a model
         raise LoadFailed(f"{path} is no LoRA adapter for this model: {reason or 'llama.cpp cannot read it'}")
     if llama_cpp.llama_adapter_get_alora_n_invocation_tokens(pointer):
         _free([pointer])

@@ -72,8 +72,7 @@ class Context:
         self.close()
         self._pointer = _new_context(self._model, self._params)
         self._memory = llama_cpp.llama_get_memory(self._pointer)
-        scales, self._scales = self._scales, ()
-        self.adapt(scales)
+        self._scales = ()  # nor are adapters in force, since theirs may be the numbers that are none
         self.warm_up()
 
     def close(self) -> None:
