@@ -38,6 +38,12 @@ class Staffing(NamedTuple):
     """Why the last one that tried could not load it, where none is there."""
 
 
+class Slot(NamedTuple):
+    worker_id: str
+    id: int
+    """Among those of its worker."""
+
+
 class Fleet:
     """Written by `watch` and `look` alone, in the event loop's thread."""
 
@@ -183,14 +189,20 @@ class Fleet:
         return found
 
     def staffing(self, model: str) -> Staffing:
-        members = [worker for worker in self.workers if worker.model.name == model]
-        if any(worker.status in ("loading", "ready") for worker in members):
+        if self.staff(model):
             return Staffing(is_there=True)
-        return Staffing(is_there=False, failure=_failure(members))
+        return Staffing(is_there=False, failure=_failure(self._of(model)))
+
+    def staff(self, model: str) -> list[WorkerState]:
+        """The workers that serve a model, or load it, sorted by id."""
+        return [worker for worker in self._of(model) if worker.status in ("loading", "ready")]
+
+    def _of(self, model: str) -> list[WorkerState]:
+        return [worker for worker in self.workers if worker.model.name == model]
 
     def waiting_for(self, model: str) -> str | None:
         """What a job for this model waits for besides its turn; None when a worker serves it."""
-        members = [worker for worker in self.workers if worker.model.name == model]
+        members = self._of(model)
         if any(worker.status == "ready" for worker in members):
             return None
         loading = [worker.progress for worker in members if worker.status == "loading"]
@@ -198,6 +210,14 @@ class Fleet:
             return f"the model, which is loaded to {max(loading):.0%}"
         failure = _failure(members)
         return f"a worker; the last one could not start: {failure}" if failure else "a worker"
+
+    def slot(self, model: str, number: int) -> Slot | None:
+        """The slot of that number, counted over the workers of a model that are ready, in the order of `/slots`, and
+        from the first one again behind the last, as llama.cpp counts. None while nobody is ready."""
+        slots = [
+            Slot(worker.id, slot.id) for worker in self._of(model) if worker.status == "ready" for slot in worker.slots
+        ]
+        return slots[number % len(slots)] if slots else None
 
     def can_see(self, model: str) -> bool:
         """Whether a model may be shown images: a worker has a projector for it, or none is there to say otherwise."""

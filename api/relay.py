@@ -60,15 +60,25 @@ class Source(Protocol):
 class JobResponse:
     """The answer to a synchronous request, as an ASGI response. Its jobs are cancelled when the client goes."""
 
-    def __init__(self, context: Context, jobs: Sequence[Job], shape: Shape, *, is_stream: bool) -> None:
+    def __init__(
+        self,
+        context: Context,
+        jobs: Sequence[Job],
+        shape: Shape,
+        *,
+        is_stream: bool = False,
+        workers: Sequence[str | None] | None = None,
+    ) -> None:
+        """`workers`: for whom alone each job is; None is for whoever takes it."""
         self._context = context
         self._jobs = jobs
+        self._workers = workers
         self._shape = shape
         self._is_stream = is_stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {"X-Job-Id": self._jobs[0].id} if len(self._jobs) == 1 else {}
-        async with made(self._context, self._jobs) as source, Departure(receive):
+        async with made(self._context, self._jobs, self._workers) as source, Departure(receive):
             if self._is_stream:
                 settings = self._context.settings
                 early = await source.settle(settings.accept_wait_s)
@@ -164,8 +174,11 @@ class Departure:
 
 
 @asynccontextmanager
-async def made(context: Context, jobs: Sequence[Job]) -> AsyncIterator[MadeJobs]:
-    """Enqueues jobs that live no longer than this block: those that have not ended by then are cancelled."""
+async def made(
+    context: Context, jobs: Sequence[Job], workers: Sequence[str | None] | None = None
+) -> AsyncIterator[MadeJobs]:
+    """Enqueues jobs that live no longer than this block: those that have not ended by then are cancelled. With
+    `workers` each is for one of them alone, or for whoever takes it."""
     bus = context.bus
     async with AsyncExitStack() as stack:
         # Follow first: a channel keeps nothing for the late.
@@ -173,8 +186,8 @@ async def made(context: Context, jobs: Sequence[Job]) -> AsyncIterator[MadeJobs]
         hear = _alone(readers[0]) if len(readers) == 1 else await stack.enter_async_context(_merged(readers))
         source = MadeJobs(jobs, hear, lambda: context.fleet.staffing(jobs[0].model))
         try:
-            for job in jobs:
-                await bus.queue.enqueue(job)
+            for job, worker in zip(jobs, workers or [None] * len(jobs), strict=True):
+                await bus.queue.enqueue(job, worker=worker)
             yield source
         finally:
             if source.running:

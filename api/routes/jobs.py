@@ -18,6 +18,7 @@ from api import sse
 from api.access import header_of, query_of, read_body
 from api.context import Context, context_of, json_response, tenant_of
 from api.images import place_images
+from api.pinning import pinned
 from api.problems import body_of
 from api.relay import Departure, Stream
 from api.schemas.ask import Heard
@@ -45,8 +46,8 @@ async def create(request: Request) -> Response:
     context, tenant = context_of(request), tenant_of(request)
     key = _idempotency_key(request)
     fields = read(JobFields, await read_body(request, context.max_body))
-    job = await _job(context, tenant, fields, key)
-    receipt = await context.bus.queue.enqueue(job, idempotency_key=key)
+    job, worker = await _job(context, tenant, fields, key)
+    receipt = await context.bus.queue.enqueue(job, idempotency_key=key, worker=worker)
     record = await _record(context, tenant, receipt.job_id)
     return _job_response(context, record, 202 if receipt.is_new else 200)
 
@@ -150,7 +151,8 @@ class JobEvents:
         raise AssertionError("events are only streamed")
 
 
-async def _job(context: Context, tenant: str, fields: JobFields, key: str | None) -> Job:
+async def _job(context: Context, tenant: str, fields: JobFields, key: str | None) -> tuple[Job, str | None]:
+    """The job, and for whom alone it is, if it is."""
     if fields.endpoint not in ENDPOINTS:
         raise bad_field("endpoint", f"must be one of {', '.join(ENDPOINTS)}")
     if fields.webhook is not None:
@@ -163,10 +165,11 @@ async def _job(context: Context, tenant: str, fields: JobFields, key: str | None
         raise _inside_body(error) from None
     if ask.is_stream:
         raise bad_field("body.stream", "a job is streamed by its events")
-    return Job(
+    pin = pinned(context.fleet, model, ask.request)
+    job = Job(
         id=context.bus.queue.new_job_id(key, tenant),
         model=model,
-        request=ask.request,
+        request=pin.request,
         lane=fields.priority or ask.lane or Lane.BULK,
         tenant=tenant,
         deadline_s=fields.deadline_s or context.settings.job_deadline_s,
@@ -175,6 +178,7 @@ async def _job(context: Context, tenant: str, fields: JobFields, key: str | None
         body=json.dumps(fields.body, ensure_ascii=False, separators=(",", ":")),
         metadata=fields.metadata,
     )
+    return job, pin.worker
 
 
 def _inside_body(error: SlotstreamError) -> SlotstreamError:

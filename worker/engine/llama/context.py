@@ -67,13 +67,14 @@ class Context:
         return cls(_new_context(model, params), model, params)
 
     def reopen(self) -> None:
-        """Be as if just opened: whatever was in the cache, or wrong with it, is gone. LoadFailed when it cannot be had
-        or does not compute; then it may be tried again."""
+        """Be as if just opened, but adapted: whatever was in the cache, or wrong with it, is gone. LoadFailed when it
+        cannot be had or does not compute; then it may be tried again."""
         self.close()
         self._pointer = _new_context(self._model, self._params)
         self._memory = llama_cpp.llama_get_memory(self._pointer)
-        self._scales = ()  # nor are adapters in force, since theirs may be the numbers that are none
-        self.warm_up()
+        scales, self._scales = self._scales, ()
+        self.warm_up()  # without adapters, whose scales may be the reason why nothing can be computed
+        self.adapt(scales)
 
     def close(self) -> None:
         if self._pointer:
