@@ -96,7 +96,7 @@ async def test_a_worker_without_a_projector_refuses_images_and_goes_on(bus: Bus,
     assert (await answer(bus, Completion(prompts=("a",), n_predict=2))).text is not None
 
 
-TOO_LONG = "*" + "a" * 2040
+TOO_LONG = "*" + "ab" * 1020
 REFUSALS = [
     (completion("no mark", images=(png(1),)), "invalid_request", "room for 0 of 1 images"),
     (completion("a * b *", images=(png(1),)), "invalid_request", "room for 2 of 1 images"),
