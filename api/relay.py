@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from api import sse
 from api.context import STOPPING, Context, json_response
+from api.fleet import Staffing
 from api.schemas.answers import failure_of
 from api.schemas.ask import Heard, Shape
 from shared.bus import Bus, Reader
@@ -39,6 +40,8 @@ PATIENCE_S = 60.0
 
 N_BUFFERED = 64
 """Events of a request's many jobs that wait for a slow client, before their readers fall back on the log."""
+
+STAFFED = Staffing(is_there=True)
 
 Hear = Callable[[float], Awaitable[Heard | None]]
 
@@ -181,7 +184,7 @@ async def made(
         # Follow first: a channel keeps nothing for the late.
         readers = [await stack.enter_async_context(bus.log.follow(job.id, expects=True)) for job in jobs]
         hear = _alone(readers[0]) if len(readers) == 1 else await stack.enter_async_context(_merged(readers))
-        source = MadeJobs(jobs, hear, lambda: context.fleet.is_staffed(jobs[0].model))
+        source = MadeJobs(jobs, hear, lambda: context.fleet.staffing(jobs[0].model))
         try:
             for job, worker in zip(jobs, workers or [None] * len(jobs), strict=True):
                 await bus.queue.enqueue(job, worker=worker)
@@ -194,9 +197,9 @@ async def made(
 class MadeJobs:
     """The jobs of one request, heard as one source. A failure of any is raised, since the answer needs them all."""
 
-    def __init__(self, jobs: Sequence[Job], hear: Hear, is_staffed: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, jobs: Sequence[Job], hear: Hear, staffing: Callable[[], Staffing] = lambda: STAFFED) -> None:
         self._hear = hear
-        self._is_staffed = is_staffed
+        self._staffing = staffing
         self._staffed_at = time.monotonic()
         self._model = jobs[0].model
         self._ends_at = time.monotonic() + max(job.deadline_s for job in jobs) + OVERTIME_S
@@ -231,10 +234,13 @@ class MadeJobs:
         return heard
 
     def _check_staff(self) -> None:
-        """A request is refused where no worker is. One may have left just as it came: then nobody would ever answer."""
+        """A request is refused where no worker is. One may have left just as it came: then nobody would ever answer.
+        Nor will one that failed to load the model, and that is known at once."""
         now = time.monotonic()
-        if not self._waiting or self._is_staffed():
+        if not self._waiting or (staffing := self._staffing()).is_there:
             self._staffed_at = now
+        elif staffing.failure:
+            raise NotReady(staffing.failure, retry_after_s=5)
         elif now - self._staffed_at > UNSTAFFED_S:
             raise NotReady(f"No worker serves {self._model!r} now", retry_after_s=5)
 

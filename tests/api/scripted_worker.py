@@ -90,7 +90,7 @@ class ScriptedWorker:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.bus.presence.leave(self.id)
 
-    async def announce(self, status: str, n_busy: int = 0) -> None:
+    async def announce(self, status: str, n_busy: int = 0, **more: object) -> None:
         state = {
             "id": self.id,
             "model": card(self.model, **self.card),
@@ -101,6 +101,7 @@ class ScriptedWorker:
             "host": "here",
             "pid": 1,
             "build": "b1",
+            **more,
         }
         await self.bus.presence.announce(WorkerState.model_validate(state), ttl_s=60)
 

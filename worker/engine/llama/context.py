@@ -11,9 +11,10 @@ from typing import Any, NamedTuple, Self
 import llama_cpp
 import numpy as np
 
+from shared.modelfile import LoadFailed
 from worker.engine.adapters import Scales
 from worker.engine.llama import backend
-from worker.engine.llama.backend import Floats, Ids, LoadFailed
+from worker.engine.llama.backend import Floats, Ids
 from worker.engine.llama.batch import Batch, Piece
 from worker.engine.llama.interrupt import Interrupt
 from worker.engine.llama.model import Model
