@@ -108,17 +108,6 @@ async def test_llamacpps_paths_give_rows_and_take_both_names(served: Stack) -> N
         assert np.allclose([item["embedding"] for item in rows], wanted[:, None], atol=1e-5)
 
 
-@pytest.mark.parametrize(("norm", "order", "length"), [(0, np.inf, 32760), (1, 1, 1), (2, 2, 1), (3, 3, 1)])
-async def test_a_vector_is_divided_by_the_norm_that_was_asked_for(
-    served: Stack, norm: int, order: float, length: float
-) -> None:
-    response = await post(served, "/embedding", {"content": "hello", "embd_normalize": norm})
-    [vector] = np.array(response.json()[0]["embedding"])
-    assert np.linalg.norm(vector, order) == pytest.approx(length, rel=1e-3)
-    [unit] = await vectors(served, "hello")
-    assert np.allclose(vector / np.linalg.norm(vector), unit, atol=1e-5)
-
-
 async def test_a_model_that_does_not_rerank_says_so(served: Stack) -> None:
     for path in ("/rerank", "/v1/rerank"):
         response = await post(served, path, {"query": "a", "documents": ["b", "c"]})

@@ -1,4 +1,4 @@
-"""Images (C46): refused by a model that sees none, and seen by one that does; and its adapters, over HTTP."""
+"""Images (C46): refused by a model that sees none, and seen by one that does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest_asyncio
 from PIL import Image
 
 from tests.end_to_end.asking import answer, post, refusal
-from tests.models import write_adapter, write_projector
+from tests.models import write_projector
 from tests.stack import Stack, follow, make_job
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -94,19 +94,13 @@ async def test_c46_a_text_model_refuses_tagged_images_and_tags_of_none(served: S
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def furnished(redis_url: str, model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    """A worker with a projector and an adapter that is off until somebody wants it."""
-    folder = tmp_path_factory.mktemp("furnished")
+async def seeing(redis_url: str, model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+    """One whose worker has a projector."""
+    folder = tmp_path_factory.mktemp("seeing")
     stack = Stack(redis_url, folder)
     try:
         await stack.start_api()
-        await stack.start_worker(
-            model,
-            ctx_size=1024,
-            parallel=4,
-            mmproj=write_projector(folder / "eye.gguf"),
-            lora_scaled=f"{write_adapter(folder / 'adapter.gguf', n_layers=1, alpha=64)}:0",
-        )
+        await stack.start_worker(model, ctx_size=1024, parallel=4, mmproj=write_projector(folder / "projector.gguf"))
         yield stack
         await stack.until(stack.is_idle)
         assert [role.process.poll() for role in stack.roles] == [None, None], "a process ended"
@@ -118,66 +112,42 @@ async def words(stack: Stack, body: dict[str, Any]) -> list[int]:
     return list((await answer(stack, body))["tokens"])
 
 
-async def test_what_is_said_of_an_image_depends_on_it_and_on_its_place(furnished: Stack) -> None:
-    red = await words(furnished, tagged("see [img-1] well", RED))
-    assert red == await words(furnished, tagged("see [img-1] well", RED))
+async def test_what_is_said_of_an_image_depends_on_it_and_on_its_place(seeing: Stack) -> None:
+    red = await words(seeing, tagged("see [img-1] well", RED))
+    assert red == await words(seeing, tagged("see [img-1] well", RED))
     others = [
-        await words(furnished, tagged("see [img-1] well", BLUE)),
-        await words(furnished, tagged("see well [img-1]", RED)),
-        await words(furnished, tagged("see [img-1][img-2] well", RED, BLUE)),
-        await words(furnished, tagged("see [img-2][img-1] well", RED, BLUE)),
+        await words(seeing, tagged("see [img-1] well", BLUE)),
+        await words(seeing, tagged("see well [img-1]", RED)),
+        await words(seeing, tagged("see [img-1][img-2] well", RED, BLUE)),
+        await words(seeing, tagged("see [img-2][img-1] well", RED, BLUE)),
     ]
     assert len({tuple(each) for each in [red, *others]}) == 5
 
 
-async def test_all_ways_to_show_an_image_show_it(furnished: Stack) -> None:
-    by_tag = await words(furnished, tagged("see [img-7] well", *[BLUE] * 6, RED))
+async def test_all_ways_to_show_an_image_show_it(seeing: Stack) -> None:
+    by_tag = await words(seeing, tagged("see [img-7] well", *[BLUE] * 6, RED))
     own = {"prompt_string": "see <__media__> well", "multimodal_data": [RED]}
-    assert await words(furnished, tagged(own)) == by_tag
+    assert await words(seeing, tagged(own)) == by_tag
     body = tagged(["see [img-1] well", "none", own], RED)
-    answers = (await post(furnished, "/completion", body)).json()
+    answers = (await post(seeing, "/completion", body)).json()
     assert answers[0]["tokens"] == answers[2]["tokens"] == by_tag
-    _, job = await follow(furnished, await make_job(furnished, body))
+    _, job = await follow(seeing, await make_job(seeing, body))
     assert [each["tokens"] for each in job["result"]] == [each["tokens"] for each in answers]
 
 
-async def test_a_chat_sees_its_images_in_their_order(furnished: Stack) -> None:
+async def test_a_chat_sees_its_images_in_their_order(seeing: Stack) -> None:
     async def said(*urls: str) -> str:
-        answered = await answer(furnished, shows(*urls), CHAT)
+        answered = await answer(seeing, shows(*urls), CHAT)
         return str(answered["choices"][0]["message"]["content"])
 
     both = await said(data_url(RED), data_url(BLUE))
     assert both == await said(data_url(RED), data_url(BLUE)) != await said(data_url(BLUE), data_url(RED))
-    shown = await answer(furnished, shows(data_url(RED)), "/apply-template")
+    shown = await answer(seeing, shows(data_url(RED)), "/apply-template")
     assert shown["prompt"].count("see<__media__>") == 1
 
 
-async def test_c46_a_model_that_sees_refuses_what_is_no_image_and_goes_on(furnished: Stack) -> None:
+async def test_c46_a_model_that_sees_refuses_what_is_no_image_and_goes_on(seeing: Stack) -> None:
     for url in C46[1:]:
-        error = await refusal(furnished, shows(url), CHAT)
+        error = await refusal(seeing, shows(url), CHAT)
         assert error["type"] == "invalid_request_error", url
-    assert await words(furnished, tagged("[img-1]", RED))
-
-
-async def test_an_adapter_changes_what_is_said_for_those_who_want_it(furnished: Stack) -> None:
-    plain = await words(furnished, tagged("hello"))
-    changed = await words(furnished, tagged("hello", lora=[{"id": 0, "scale": 1.0}]))
-    assert changed != plain == await words(furnished, tagged("hello", lora=[{"id": 0, "scale": 0.0}]))
-    told = await answer(furnished, tagged("hello", lora=[{"id": 0, "scale": 1.0}]))
-    assert told["generation_settings"]["lora"] == [{"id": 0, "scale": 1.0}]
-    await refusal(furnished, tagged("hello", lora=[{"id": 1, "scale": 1.0}]))
-
-    assert (await post(furnished, "/lora-adapters", [{"id": 0, "scale": 1.0}])).json() == {"success": True}
-    assert await words(furnished, tagged("hello")) == changed
-    assert await words(furnished, tagged("hello", lora=[{"id": 0, "scale": 0.0}])) == plain
-    assert (await post(furnished, "/lora-adapters", [{"id": 1, "scale": 1.0}])).status_code == 400
-    assert (await post(furnished, "/lora-adapters", {})).status_code == 400
-    assert (await post(furnished, "/lora-adapters", [])).json() == {"success": True}
-    assert await words(furnished, tagged("hello")) == plain
-
-    async def is_listed_as_off() -> bool:
-        [adapter] = (await furnished.http.get("/lora-adapters")).json()
-        assert adapter["id"] == 0 and adapter["path"].endswith("adapter.gguf")
-        return bool(adapter["scale"] == 0.0)
-
-    await furnished.until(is_listed_as_off)
+    assert await words(seeing, tagged("[img-1]", RED))
