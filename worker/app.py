@@ -26,6 +26,7 @@ from worker.presence import Announcer
 from worker.publisher import Publisher
 from worker.puller import Hands, Puller, Station
 from worker.rules import Rules, SystemPrompt
+from worker.slotfiles import SlotFiles, SlotFolder
 
 STALL_S = 120.0
 """A busy engine without a finished step for this long hangs; a prefill step of a slow CPU takes some seconds."""
@@ -46,6 +47,7 @@ async def run(settings: WorkerSettings, make_engine: Callable[[EngineConfig, OnE
     """Work until SIGTERM or SIGINT. ConfigError or LoadFailed when it cannot start, EngineDied when it cannot go on."""
     config = EngineConfig.from_settings(settings)
     system_prompt = SystemPrompt.read(settings.system_prompt_file)
+    folder = SlotFolder(settings.slot_save_path) if settings.slot_save_path else None
     name = settings.alias or config.model.stem
     worker_id = f"{platform.node()}-{os.getpid()}-{secrets.token_hex(3)}"
     signals = StopSignals()
@@ -54,12 +56,13 @@ async def run(settings: WorkerSettings, make_engine: Callable[[EngineConfig, OnE
         announcer = Announcer(bus.presence, worker_id, name, config)
         publisher = Publisher(bus.queue, held := HeldJobs(), worker_id)
         engine = make_engine(config, publisher.post)
+        slot_files = SlotFiles(folder, engine, publisher.post) if folder else None
         async with _beside(announcer.run()):
             await _load(engine, config, name)
             try:
                 signals.has_started = True
                 await agree(bus.presence, engine.adapters, name)
-                announcer.ready(engine)
+                announcer.ready(engine, has_slot_files=slot_files is not None)
                 keeper = LeaseKeeper(
                     settings,
                     worker_id,
@@ -79,6 +82,7 @@ async def run(settings: WorkerSettings, make_engine: Callable[[EngineConfig, OnE
                         engine.grammars,
                         engine.adapters,
                         engine.vision,
+                        slot_files=slot_files,
                     ),
                     Station(worker_id, name, config.n_slots, settings.lease_s),
                 )
@@ -99,6 +103,8 @@ async def run(settings: WorkerSettings, make_engine: Callable[[EngineConfig, OnE
                             publisher.give_back(job)
             finally:
                 await asyncio.to_thread(engine.stop)
+                if slot_files:
+                    await asyncio.to_thread(slot_files.close)
     log.info("left")
 
 

@@ -45,9 +45,9 @@ class Announcer:
         self._changed = asyncio.Event()
         self._snapshot: Callable[[], EngineSnapshot] = EngineSnapshot
 
-    def ready(self, engine: Engine) -> None:
+    def ready(self, engine: Engine, *, has_slot_files: bool = False) -> None:
         """The model is loaded: this is what it is, and how its slots do."""
-        self._card = _card(self._card.name, engine)
+        self._card = _card(self._card.name, engine).model_copy(update={"has_slot_files": has_slot_files})
         self._adapters = engine.adapters
         self._adapters.on_change = partial(asyncio.get_running_loop().call_soon_threadsafe, self._changed.set)
         self._snapshot, self._status = engine.snapshot, "ready"

@@ -10,13 +10,24 @@ from worker.engine.engine import Engine, EngineEvent, OnEvents
 from worker.engine.images import ImageRows, Picture, Placed
 from worker.engine.llama import FillTokens, LoadFailed, Model, ModelFacts, Pixels
 from worker.engine.snapshot import BatchSnapshot, EngineSnapshot, SlotSnapshot, Stuck
-from worker.engine.task import EmbedTask, GenerateTask, SequenceKey, Task
+from worker.engine.task import (
+    DropState,
+    EmbedTask,
+    GenerateTask,
+    PutState,
+    SequenceKey,
+    SlotState,
+    SlotTask,
+    TakeState,
+    Task,
+)
 from worker.engine.vision import TooManyRows, Vision
 
 __all__ = [
     "Adapters",
     "BatchSnapshot",
     "Defaults",
+    "DropState",
     "EmbedTask",
     "Engine",
     "EngineConfig",
@@ -34,9 +45,13 @@ __all__ = [
     "Picture",
     "Pixels",
     "Placed",
+    "PutState",
     "SequenceKey",
     "SlotSnapshot",
+    "SlotState",
+    "SlotTask",
     "Stuck",
+    "TakeState",
     "Task",
     "TooManyRows",
     "Vision",

@@ -26,9 +26,12 @@ from worker.engine.llama.loading import LoadAbandoned, LoadWatch
 from worker.engine.llama.model import Model, model_pooling
 from worker.engine.llama.params import CACHE_TYPES, ContextParams
 from worker.engine.llama.projector import Pixels, Projector, Slice, View
+from worker.engine.llama.state import NO_STATE, Bytes, StateRefused
 
 __all__ = [
     "CACHE_TYPES",
+    "NO_STATE",
+    "Bytes",
     "Context",
     "ContextParams",
     "DecodeFailed",
@@ -52,6 +55,7 @@ __all__ = [
     "Projector",
     "Rows",
     "Slice",
+    "StateRefused",
     "View",
     "max_sequences",
     "model_pooling",
