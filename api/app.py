@@ -28,7 +28,7 @@ from api.fleet import Fleet
 from api.listener import open_listener
 from api.outgoing import Outgoing
 from api.problems import on_error
-from api.routes import jobs, llamacpp, openai, status
+from api.routes import adapters, jobs, llamacpp, openai, status
 from shared import telemetry
 from shared.bus import open_bus
 from shared.errors import BusUnavailable, SlotstreamError
@@ -61,9 +61,16 @@ ROUTES: list[BaseRoute] = [
     Route("/v1/models", status.models, methods=["GET"]),
     Route("/models", status.models, methods=["GET"]),
     Route("/slots", status.slots, methods=["GET"]),
+    Route("/lora-adapters", _by_method(GET=adapters.index, POST=adapters.change), methods=["GET", "POST"]),
     Route("/completion", llamacpp.completion, methods=["POST"]),
     Route("/completions", llamacpp.completion, methods=["POST"]),
     Route("/infill", llamacpp.infill, methods=["POST"]),
+    Route("/embedding", llamacpp.embedding, methods=["POST"]),
+    Route("/embeddings", llamacpp.embedding, methods=["POST"]),
+    Route("/rerank", llamacpp.rerank, methods=["POST"]),
+    Route("/reranking", llamacpp.rerank, methods=["POST"]),
+    Route("/v1/rerank", llamacpp.rerank, methods=["POST"]),
+    Route("/v1/reranking", llamacpp.rerank, methods=["POST"]),
     Route("/tokenize", llamacpp.tokenize, methods=["POST"]),
     Route("/detokenize", llamacpp.detokenize, methods=["POST"]),
     Route("/apply-template", llamacpp.apply_template, methods=["POST"]),

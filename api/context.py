@@ -33,6 +33,11 @@ class Context:
         """Bytes."""
         return int(self.settings.max_body_mb * 1_000_000)
 
+    @property
+    def max_image(self) -> int:
+        """Bytes of one image's file."""
+        return int(self.settings.max_image_mb * 1_000_000)
+
 
 def context_of(request: Request) -> Context:
     context: Context = request.state.context

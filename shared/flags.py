@@ -32,6 +32,16 @@ class Flag:
         object.__setattr__(self, "off", tuple(off))
 
 
+@dataclass(frozen=True)
+class Known:
+    """Variables by which other programs know a field, the first that is set. They weigh less than all of ours."""
+
+    names: tuple[str, ...]
+
+    def __init__(self, *names: str) -> None:
+        object.__setattr__(self, "names", names)
+
+
 def flag_of(field: FieldInfo) -> Flag | None:
     return next((item for item in field.metadata if isinstance(item, Flag)), None)
 

@@ -15,12 +15,12 @@ import math
 import re
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from pydantic_settings import NoDecode
 
-from shared.flags import Flag, Parser, add_flags
+from shared.flags import Flag, Known, Parser, add_flags
 from shared.overrides import MetadataOverride
 from shared.sources import CONFIG_VARIABLE, ROLES, ConfigError, Settings
 
@@ -34,6 +34,7 @@ __all__ = [
     "Flag",
     "JobsSettings",
     "LoadMode",
+    "Origin",
     "Parser",
     "RunSettings",
     "ServeSettings",
@@ -233,6 +234,52 @@ class ModelSettings(Settings):
     warmup: Annotated[bool, Flag("--warmup")] = Field(
         True,
         description="compute a token before work is taken: the file is read, and a model that cannot compute found",
+    )
+
+
+class Origin(NamedTuple):
+    """What names a model: a flag, and what follows it."""
+
+    flag: str
+    text: str
+
+
+class DownloadSettings(Settings):
+    """A model that is fetched when the worker starts."""
+
+    group: ClassVar[str] = "model from the network"
+
+    hf_repo: Annotated[str, Flag("-hf", "-hfr", "--hf-repo")] = Field(
+        "",
+        description="USER/MODEL[:QUANT] of Hugging Face; default of QUANT: Q4_K_M, else Q8_0, else the first file. Its"
+        " vision projector comes along",
+    )
+    hf_file: Annotated[str, Flag("-hff", "--hf-file")] = Field(
+        "", description="file of that repository, whatever QUANT says"
+    )
+    hf_revision: Annotated[str, Flag("--hf-revision")] = Field(
+        "main", min_length=1, description="branch, tag or commit of that repository"
+    )
+    hf_token: Annotated[SecretStr | None, Flag("-hft", "--hf-token"), Known("HF_TOKEN")] = Field(
+        None, description="token for it; in HF_TOKEN other users of this machine do not see it"
+    )
+    hf_endpoint: Annotated[str, Flag("--hf-endpoint"), Known("MODEL_ENDPOINT", "HF_ENDPOINT")] = Field(
+        "https://huggingface.co", description="a hub or mirror that speaks as Hugging Face does"
+    )
+    model_url: Annotated[str, Flag("-mu", "--model-url")] = Field(
+        "", description="URL of a GGUF file; of a model in parts, that of any of them"
+    )
+    model_sha256: Annotated[str, Flag("--model-sha256")] = Field(
+        "", pattern="^([0-9a-f]{64})?$", description="checksum that the file of --model-url must have"
+    )
+    mmproj_url: Annotated[str, Flag("-mmu", "--mmproj-url")] = Field("", description="URL of a vision projector")
+    cache_dir: Annotated[Path | None, Flag("--cache-dir")] = Field(
+        None,
+        description="folder for what is fetched; default: Hugging Face's own cache of this user, where other programs"
+        " find it too",
+    )
+    offline: Annotated[bool, Flag("--offline")] = Field(
+        False, description="ask no server: take what is in the cache, or fail"
     )
 
 
@@ -474,6 +521,7 @@ class LeavingSettings(Settings):
 
 class WorkerSettings(
     ModelSettings,
+    DownloadSettings,
     ContextSettings,
     RopeSettings,
     BatchSettings,
@@ -498,8 +546,28 @@ for a minute too."""
         """What clients call the model, if anything is said of it."""
         return tuple(name for part in self.alias.split(",") if (name := part.strip()))
 
+    @property
+    def origin(self) -> Origin | None:
+        """What names the model; None when nothing does."""
+        if self.hf_repo:
+            file = f" --hf-file {self.hf_file}" if self.hf_file else ""
+            revision = f" --hf-revision {self.hf_revision}" if self.hf_revision != "main" else ""
+            return Origin("-hf", f"{self.hf_repo}{file}{revision}")
+        if self.model_url:
+            return Origin("-mu", self.model_url)
+        return Origin("-m", self.model) if self.model else None
+
     def check(self) -> None:
         super().check()
+        named = {"--model": self.model, "--hf-repo": self.hf_repo, "--model-url": self.model_url}
+        if len(several := [flag for flag, text in named.items() if text]) > 1:
+            raise ConfigError(f"{' and '.join(several)} exclude each other: a worker has one model")
+        if self.mmproj and self.mmproj_url:
+            raise ConfigError("--mmproj and --mmproj-url exclude each other")
+        if self.hf_file and not self.hf_repo:
+            raise ConfigError("--hf-file is of no use without --hf-repo")
+        if self.model_sha256 and not self.model_url:
+            raise ConfigError("--model-sha256 is of no use without --model-url")
         if self.batch_size < self.parallel:
             raise ConfigError(f"--batch-size is {self.batch_size}, and must be at least --parallel, {self.parallel}")
         if self.flash_attn == "off" and self.cache_type_v not in FULL_TYPES:

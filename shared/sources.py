@@ -1,4 +1,5 @@
-"""Where a setting's value comes from: a flag, a `SLOTSTREAM_*` variable or a TOML file, in that order of weight.
+"""Where a setting's value comes from: a flag, a `SLOTSTREAM_*` variable, a TOML file, or a variable that other programs
+know it by, in that order of weight.
 
 The base of every role's settings. Knows no setting by name; who is at fault is always told by the place where the
 value stands, also in a child that a supervisor started.
@@ -20,7 +21,7 @@ from pydantic import PrivateAttr, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings.sources import InitSettingsSource
 
-from shared.flags import flag_of, parser_of
+from shared.flags import Known, flag_of, parser_of
 
 PREFIX = "SLOTSTREAM_"
 CONFIG_VARIABLE = PREFIX + "CONFIG"
@@ -76,7 +77,13 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, InitSettingsSource(settings_cls, cls._content)
+        known = {name: os.environ[variable] for name, variable in _known_elsewhere(settings_cls).items()}
+        return (
+            init_settings,
+            env_settings,
+            InitSettingsSource(settings_cls, cls._content),
+            InitSettingsSource(settings_cls, known),
+        )
 
     @classmethod
     def from_command_line(cls, argv: Sequence[str], *, prog: str, description: str) -> Self:
@@ -94,7 +101,7 @@ class Settings(BaseSettings):
         """Settings from `given`, variables and the file. Raises ConfigError."""
         _check_variables()
         file = _read_file(cls, config)
-        places = file.places | _variables(cls)
+        places = _known_elsewhere(cls) | file.places | _variables(cls)
         places = {name: place for name, place in places.items() if name not in given}
         loaded: type[Self] = type(cls.__name__, (cls,), {"__module__": cls.__module__, "_content": file.values})
         try:
@@ -190,6 +197,13 @@ def _variables(cls: type[Settings]) -> dict[str, str]:
     told: dict[str, str] = json.loads(os.environ.get(ORIGINS_VARIABLE) or "{}")
     names = [name for name in cls.model_fields if os.environ.get(variable_of(name))]
     return {name: told.get(name, variable_of(name)) for name in names}
+
+
+def _known_elsewhere(cls: type[BaseSettings]) -> dict[str, str]:
+    """By field: the variable of other programs that sets it."""
+    marks = [(name, mark) for name, field in cls.model_fields.items() for mark in field.metadata]
+    named = [(name, variable) for name, mark in marks if isinstance(mark, Known) for variable in reversed(mark.names)]
+    return {name: variable for name, variable in named if os.environ.get(variable)}
 
 
 def _flag_name(cls: type[Settings], name: str) -> str:

@@ -178,25 +178,28 @@ def write_adapter(
     path: Path,
     *,
     architecture: str = "llama",
+    tensor: str = "attn_output",
     n_layers: int = 2,
-    width: int = N_EMBD,
+    n_in: int = N_EMBD,
+    n_out: int = N_EMBD,
     alpha: float = 8.0,
     kind: str = "lora",
     invocation: Sequence[int] = (),
     seed: int = 1,
 ) -> Path:
-    """A LoRA adapter of rank 4 for what a block's attention gives: enough to change what the byte model says. With an
+    """A LoRA adapter of rank 4 for one tensor of each block: enough to change what the byte model says. With an
     `invocation` it is one that begins to work where these tokens stand."""
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_type("adapter")
     writer.add_string("adapter.type", kind)
     writer.add_float32("adapter.lora.alpha", alpha)
     if invocation:
-        writer.add_array("adapter.alora.invocation_tokens", [np.uint32(token) for token in invocation])
+        kinds = gguf.GGUFValueType
+        writer.add_key_value("adapter.alora.invocation_tokens", list(invocation), kinds.ARRAY, sub_type=kinds.UINT32)
     weights, rank = _Weights(writer, seed), 4
     for layer in range(n_layers):
-        weights.add(f"blk.{layer}.attn_output.weight.lora_a", rank, width)
-        weights.add(f"blk.{layer}.attn_output.weight.lora_b", width, rank)
+        weights.add(f"blk.{layer}.{tensor}.weight.lora_a", rank, n_in)
+        weights.add(f"blk.{layer}.{tensor}.weight.lora_b", n_out, rank)
     return _finish(writer, path)
 
 

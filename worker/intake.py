@@ -34,7 +34,7 @@ from shared.jobs import (
     SlotAction,
     Tokenize,
 )
-from worker.chat import ChatTemplate
+from worker.chat import Template, template_of
 from worker.engine import Adapters, EmbedTask, GenerateTask, Grammar, Grammars, Model, SequenceKey, Task, Vision
 from worker.engine.sampling import Breakers, Repeats
 from worker.past import Past
@@ -75,18 +75,19 @@ class Registrar:
         adapters: Adapters | None = None,
         vision: Vision | None = None,
         *,
+        template: Template | None = None,
         slot_files: SlotFiles | None = None,
     ) -> None:
-        """Without `grammars` a constraint is refused, without `vision` an image, without `slot_files` what they are
-        for; without `adapters` there are none."""
+        """Without `grammars` a constraint is refused, without `vision` an image, without `slot_files` what is done with
+        slots; without `adapters` there are none; without a `template` it is the model's own. ValueError when that is
+        none."""
         self._model = model
         self._adapters = adapters or Adapters()
         self._grammars = grammars
         self._vision = vision
         self._slot_files = slot_files
         self._rules = rules
-        facts = model.facts
-        self._template = ChatTemplate(facts.chat_template, bos_token=facts.bos_token, eos_token=facts.eos_token)
+        self._template = template or template_of(model.facts)
         self._vocabulary = Vocabulary(model)
         self._prompter = Prompter(model, self._vocabulary, self._template, rules)
 

@@ -38,10 +38,13 @@ from api.cli.spool import ForeignPart, Ledger
 from api.cli.stack import Place, check_model, config_of, free_port, open_stack
 from api.cli.state import state_folder
 from api.cli.supervisor import ChildRefused
+from shared.flags import flag_of
+from shared.modelfile import LoadFailed
 from shared.settings import ConfigError, RunSettings
 
 PROG = "slotstream run"
 EXIT_SOME_FAILED, EXIT_NOT_RUN = 1, 2
+MODEL_FIELDS = ("model", "hf_repo", "model_url")
 SYNC_S = 1.0
 TRIES_OF_A_LOST_JOB = 5
 OWN_HOST = "127.0.0.1"
@@ -56,7 +59,9 @@ def run(argv: Sequence[str]) -> int:
     try:
         _check_model(settings, argv)
         return _run(settings, config_of(argv))
-    except (ConfigError, BadInput, BadOutput, InputChanged, ModelChanged, ChildRefused, ServiceLost) as error:
+    except (LoadFailed, ConfigError) as error:
+        _say(settings.blame(str(error)))
+    except (BadInput, BadOutput, InputChanged, ModelChanged, ChildRefused, ServiceLost) as error:
         _say(str(error))
     except OSError as error:
         _say(f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error))
@@ -69,19 +74,26 @@ def _check_model(settings: RunSettings, argv: Sequence[str]) -> None:
         # A variable or a file may name a model for other commands; a flag is meant for this one.
         if flag := _model_flag(argv):
             raise ConfigError(f"{flag} is of no use with --url, where the service has its model; leave out one of them")
-    elif not settings.model:
-        raise ConfigError("which model? Name a GGUF file with -m, try -m demo, or use a service with --url")
-    else:
+    elif settings.origin is None:
+        raise ConfigError(
+            "which model? Name a GGUF file with -m or a repository with -hf, try -m demo, or use a service with --url"
+        )
+    elif settings.model:
         check_model(settings.model)
 
 
 def _model_flag(argv: Sequence[str]) -> str | None:
+    """The flag that names a model; a short one may have its value right behind it."""
+    flags = {
+        name: key for key, field in RunSettings.model_fields.items() if (flag := flag_of(field)) for name in flag.names
+    }
     for text in argv:
+        name = text.partition("=")[0]
         if text == "--":
             return None
-        if text == "--model" or text.startswith("--model="):
-            return "--model"
-        if text.startswith("-m"):
+        if flags.get(name) in MODEL_FIELDS:
+            return name
+        if name not in flags and text.startswith("-m"):
             return "-m"
     return None
 
@@ -89,7 +101,7 @@ def _model_flag(argv: Sequence[str]) -> str | None:
 def _run(settings: RunSettings, config: dict[str, str]) -> int:
     found = survey(settings.input)
     with RunFolder.open(state_folder(settings.state_dir), settings.input, settings.output) as folder:
-        model = None if settings.url else RunModel.of(settings.model, settings.alias)
+        model = None if settings.url else RunModel.of(settings)
         if not folder.begin(found, is_restart=settings.restart, model=model):
             failed = f", {_lines(folder.n_failed)} failed" if folder.n_failed else ""
             _say(f"{settings.output} is complete already{failed}; --restart does it again")

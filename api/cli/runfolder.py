@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from api.cli.batchfile import Survey
 from api.cli.spool import Ledger, sync_folder
 from api.cli.state import make_folder
+from shared.settings import WorkerSettings
 from shared.wire import Wire
 
 
@@ -46,12 +47,17 @@ class RunModel(Wire):
     """The model of a stack of one's own. The jobs that wait in the run's server are for it alone."""
 
     path: str
+    """Or whatever else names it, behind `flag`."""
+    flag: str = "-m"
     alias: str = ""
 
     @classmethod
-    def of(cls, model: str, alias: str) -> Self:
+    def of(cls, settings: WorkerSettings) -> Self:
         """As it is found from any folder."""
-        return cls(path=model if model == "demo" else os.path.normpath(Path(model).absolute()), alias=alias)
+        assert settings.origin is not None, "a stack of its own has a model"
+        flag, text = settings.origin
+        is_path = flag == "-m" and text != "demo"
+        return cls(path=os.path.normpath(Path(text).absolute()) if is_path else text, flag=flag, alias=settings.alias)
 
 
 class RunState(Wire):
@@ -189,7 +195,7 @@ class RunFolder:
         begun = earlier.model
         if model is None or begun is None or begun == model:
             return
-        name, flags = f"model {begun.path}", f"-m {begun.path}"
+        name, flags = f"model {begun.path}", f"{begun.flag} {begun.path}"
         if begun.alias:
             name, flags = f"{name} and alias {begun.alias}", f"{flags} -a {begun.alias}"
         elif model.alias:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from api.schemas import llamacpp, vocabulary
+from api.schemas import embeddings, llamacpp, vocabulary
+from api.schemas import rerank as ranking
 from api.synchronous import answer
 
 
@@ -15,6 +16,15 @@ async def completion(request: Request) -> ASGIApp:
 
 async def infill(request: Request) -> ASGIApp:
     return await answer(request, llamacpp.infill)
+
+
+async def embedding(request: Request) -> ASGIApp:
+    return await answer(request, embeddings.embedding)
+
+
+async def rerank(request: Request) -> ASGIApp:
+    """In Jina's format, or in that of TEI."""
+    return await answer(request, ranking.rerank)
 
 
 async def tokenize(request: Request) -> ASGIApp:

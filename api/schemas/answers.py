@@ -7,7 +7,7 @@ from importlib.metadata import version
 from typing import Any
 
 from shared.errors import Cancelled, EngineFailed, Expired, SlotstreamError
-from shared.events import Answer, Finished, StopType, Timings, Vector
+from shared.events import Answer, Finished, Score, StopType, Timings, Vector
 
 FINGERPRINT = "b" + version("slotstream")
 
@@ -19,6 +19,10 @@ def answers_of(ending: Finished) -> list[Answer]:
 
 def vectors_of(ending: Finished) -> list[Vector]:
     return sorted((part for part in ending.parts if isinstance(part, Vector)), key=lambda vector: vector.index)
+
+
+def scores_of(ending: Finished) -> list[Score]:
+    return sorted((part for part in ending.parts if isinstance(part, Score)), key=lambda score: score.index)
 
 
 def failure_of(finished: Finished) -> SlotstreamError | None:
@@ -72,8 +76,9 @@ def usage_json(answers: Iterable[Answer], n_choices: int) -> dict[str, Any]:
     }
 
 
-def embedding_usage_json(vectors: Iterable[Vector]) -> dict[str, int]:
-    prompt_tokens = sum(vector.prompt_tokens for vector in vectors)
+def prompt_usage_json(parts: Iterable[Vector | Score]) -> dict[str, int]:
+    """Of what generates nothing."""
+    prompt_tokens = sum(part.prompt_tokens for part in parts)
     return {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
 
 

@@ -7,12 +7,14 @@ array of prompts is one job for who does not wait; for who does it is split into
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
+from api.schemas.pictures import Album
 from shared.events import Event, Finished
-from shared.jobs import Completion, Lane, Request
+from shared.jobs import Completion, Generation, Image, Lane, Media, Request
 
 
 class Heard(NamedTuple):
@@ -57,10 +59,28 @@ class Ask:
     lane: Lane | None = None
     """None when the client does not say."""
     is_stream: bool = False
+    album: Album = field(default_factory=Album)
+    """Pictures whose marks stand in the request, which has no media before `with_images`."""
+
+    def with_images(self, images: Sequence[Image]) -> Ask:
+        """The same with an image for each of its pictures, in their order."""
+        assert isinstance(self.request, Generation) and len(images) == len(self.album.pictures)
+        media = Media(mark=self.album.mark, images=tuple(images))
+        return replace(self, request=self.request.model_copy(update={"media": media}))
 
     def split(self) -> tuple[Request, ...]:
         """A request for each prompt, in their order."""
         match self.request:
             case Completion(prompts=prompts) if len(prompts) > 1:
-                return tuple(self.request.model_copy(update={"prompts": (prompt,)}) for prompt in prompts)
+                return tuple(_each(self.request))
         return (self.request,)
+
+
+def _each(request: Completion) -> Iterator[Completion]:
+    """A request for each prompt, with the images that stand in it."""
+    media = request.media
+    images = iter(media.images if media else ())
+    for prompt in request.prompts:
+        n_images = prompt.count(media.mark) if media and isinstance(prompt, str) else 0
+        own = media.model_copy(update={"images": tuple(islice(images, n_images))}) if media and n_images else None
+        yield request.model_copy(update={"prompts": (prompt,), "media": own})

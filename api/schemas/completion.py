@@ -12,6 +12,7 @@ from pydantic import PlainValidator
 
 from api.schemas.constraints import constraint_of
 from api.schemas.generation import GenerationFields
+from api.schemas.pictures import PromptPictures
 from api.schemas.prompts import prompt_of, prompts_of
 from api.schemas.strict import bad_field
 from shared.jobs import Completion, Prompt
@@ -39,11 +40,12 @@ class PromptFields(GenerationFields):
     system_prompt: Annotated[SystemPrompt | None, PlainValidator(_system_prompt)] = None
 
 
-def completion_of(typed: PromptFields, fields: Mapping[str, Any]) -> Completion:
-    """`typed` is what was read of `fields`. Raises InvalidRequest or NotSupported."""
+def completion_of(typed: PromptFields, fields: Mapping[str, Any], pictures: PromptPictures) -> Completion:
+    """`typed` is what was read of `fields`; `pictures` gets those of the prompts. Raises InvalidRequest or
+    NotSupported."""
     if fields.get("prompt") is None:
         raise bad_field("prompt", "is needed")
-    prompts = prompts_of("prompt", fields["prompt"])
+    prompts = prompts_of("prompt", fields["prompt"], pictures)
     asked = typed.generation(len(prompts))
     if typed.system_prompt is not None:
         asked["system_prompt"] = typed.system_prompt.prompt

@@ -1,76 +1,93 @@
-"""OpenAI's embeddings: their fields and their answer. The judge is the `openai` SDK."""
+"""Vectors of texts, as OpenAI and as llama.cpp ask for them and answer. OpenAI's judge is its SDK.
+
+Knows neither how a worker pools nor how long an input may be.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import Field
 
-from api.schemas.answers import embedding_usage_json, vectors_of
-from api.schemas.ask import Ask, Heard
+from api.schemas.answers import prompt_usage_json, vectors_of
+from api.schemas.ask import Ask
+from api.schemas.lane import LaneFields
 from api.schemas.prompts import inputs_of
-from api.schemas.strict import ClientFields, bad_field, read
+from api.schemas.strict import bad_field, read
+from api.schemas.whole import WholeShape
 from shared.events import Finished, Vector
-from shared.jobs import Embedding, Lane
+from shared.jobs import MAX_NORM, Embedding
 
 
-class EmbeddingFields(ClientFields):
-    model: str | None = None
-    priority: Lane | None = Field(None, strict=False)
-    service_tier: str | None = None
+class EmbeddingFields(LaneFields):
     encoding_format: Literal["float", "base64"] = "float"
+    """llama.cpp's own answer has numbers whatever is asked for."""
     dimensions: Any = None
-    embd_normalize: Literal[-1, 2] = 2
+    embd_normalize: int = Field(2, ge=-1, le=MAX_NORM)
 
 
 def embeddings(fields: dict[str, Any]) -> Ask:
-    """The one job of an embeddings body. Raises InvalidRequest."""
-    typed = read(EmbeddingFields, fields)
+    """The one job of a `/v1/embeddings` body. Raises InvalidRequest, or NotSupported for what is not text."""
+    typed = _read(fields)
     if fields.get("input") is None:
         raise bad_field("input", "is needed")
-    if typed.dimensions is not None:
-        raise bad_field("dimensions", "the model's vectors cannot be shortened")
-    request = Embedding(inputs=inputs_of("input", fields["input"]), norm=typed.embd_normalize)
+    is_base64 = typed.encoding_format == "base64"
     return Ask(
-        request=request,
-        shape=lambda origin: EmbeddingShape(typed.model or origin.model, is_base64=typed.encoding_format == "base64"),
+        request=Embedding(inputs=inputs_of("input", fields["input"]), norm=typed.embd_normalize, is_pooled=True),
+        shape=lambda origin: WholeShape(
+            lambda ending: _openai_json(ending, typed.model or origin.model, is_base64=is_base64)
+        ),
         model=typed.model,
-        lane=typed.priority or (Lane.BULK if typed.service_tier == "flex" else None),
+        lane=typed.lane,
     )
 
 
-class EmbeddingShape:
-    """A list of vectors; `model` is the name the client used."""
+def embedding(fields: dict[str, Any]) -> Ask:
+    """The one job of an `/embedding` body, whose inputs are in `input`, or in `content`. Raises as above."""
+    typed = _read(fields)
+    name = "input" if fields.get("input") is not None else "content"
+    if fields.get(name) is None:
+        raise bad_field("input", "is needed, or 'content'")
+    return Ask(
+        request=Embedding(inputs=inputs_of(name, fields[name]), norm=typed.embd_normalize),
+        shape=lambda _: WholeShape(_native_json),
+        model=typed.model,
+        lane=typed.lane,
+    )
 
-    def __init__(self, model: str, *, is_base64: bool) -> None:
-        self._model = model
-        self._is_base64 = is_base64
 
-    def say(self, heard: Heard) -> bytes:
-        raise AssertionError("embeddings are never streamed")
+def _read(fields: dict[str, Any]) -> EmbeddingFields:
+    typed = read(EmbeddingFields, fields)
+    if typed.dimensions is not None:
+        raise bad_field("dimensions", "the model's vectors cannot be shortened")
+    return typed
 
-    def end(self) -> bytes:
-        raise AssertionError("embeddings are never streamed")
 
-    def failed(self, error: Exception) -> bytes:
-        raise AssertionError("embeddings are never streamed")
+def _openai_json(ending: Finished, model: str, *, is_base64: bool) -> dict[str, Any]:
+    """`model` is the name the client used."""
+    vectors = vectors_of(ending)
+    return {
+        "model": model,
+        "object": "list",
+        "usage": prompt_usage_json(vectors),
+        "data": [_item(vector, is_base64=is_base64) for vector in vectors],
+    }
 
-    def body(self, endings: Sequence[Finished]) -> Any:
-        vectors = vectors_of(endings[0])
-        return {
-            "model": self._model,
-            "object": "list",
-            "usage": embedding_usage_json(vectors),
-            "data": [self._item(vector) for vector in vectors],
-        }
 
-    def _item(self, vector: Vector) -> dict[str, Any]:
-        item: dict[str, Any] = {
-            "embedding": vector.f32 if self._is_base64 else vector.values().tolist(),
-            "index": vector.index,
-            "object": "embedding",
-        }
-        if self._is_base64:
-            item["encoding_format"] = "base64"
-        return item
+def _item(vector: Vector, *, is_base64: bool) -> dict[str, Any]:
+    item: dict[str, Any] = {
+        "embedding": vector.f32 if is_base64 else vector.values().ravel().tolist(),
+        "index": vector.index,
+        "object": "embedding",
+    }
+    if is_base64:
+        item["encoding_format"] = "base64"
+    return item
+
+
+def _native_json(ending: Finished) -> list[dict[str, Any]]:
+    """Rows for each input: one where the worker pools, else one for each token."""
+    return [
+        {"index": vector.index, "embedding": vector.values().reshape(vector.n_rows, -1).tolist()}
+        for vector in vectors_of(ending)
+    ]

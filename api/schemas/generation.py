@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
+from api.schemas.adapters import Adapters, adapters_of
+from api.schemas.lane import LaneFields
 from api.schemas.sampling import Limit, Natural, SamplingFields, Whole
 from api.schemas.strict import ClientFields, bad_field
-from shared.jobs import MAX_CHOICES, MAX_SEQUENCES, Lane, Truncation
+from shared.jobs import MAX_CHOICES, MAX_SEQUENCES, Truncation
 
 LONGEST_MS = 2**53
 """What any JSON reader takes for the number it is."""
@@ -61,10 +63,7 @@ class StreamOptions(ClientFields):
     include_usage: bool = False
 
 
-class GenerationFields(SamplingFields):
-    model: str | None = None
-    priority: Lane | None = Field(None, strict=False)
-    service_tier: str | None = None
+class GenerationFields(LaneFields, SamplingFields):
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     n_predict: Limit | None = None
@@ -84,16 +83,13 @@ class GenerationFields(SamplingFields):
     post_sampling_probs: bool = False
     timings_per_token: bool = False
     return_progress: bool = False
+    lora: Adapters = []
+    id_slot: Annotated[Whole, AfterValidator(lambda slot: max(-1, slot))] = -1
     verbose: bool = False
     """Tells llama.cpp's own answer beside OpenAI's."""
     n_cache_reuse: Natural = 0
     sse_ping_interval: Limit = -1
     """Checked only, like `n_cache_reuse`: what they tune, this build does by itself."""
-
-    @property
-    def lane(self) -> Lane | None:
-        """`priority` counts before OpenAI's word for the same."""
-        return self.priority or (Lane.BULK if self.service_tier == "flex" else None)
 
     @property
     def n_choices(self) -> int:
@@ -132,6 +128,8 @@ class GenerationFields(SamplingFields):
             "has_logprobs": self.alternatives is not None,
             "post_sampling_probs": self.post_sampling_probs,
             "timings_per_token": self.timings_per_token,
+            "lora": adapters_of(self.lora) or None,
+            "id_slot": self.id_slot,
         }
 
     def _bounded_alternatives(self, n_answers: int) -> int:

@@ -14,11 +14,12 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, StringConstraints
 
 from api.problems import body_of
-from api.schemas import embeddings, llamacpp, openai
+from api.schemas import embeddings, llamacpp, openai, rerank
 from api.schemas.answers import (
     answers_of,
-    embedding_usage_json,
     failure_of,
+    prompt_usage_json,
+    scores_of,
     timings_json,
     usage_json,
     vectors_of,
@@ -27,7 +28,7 @@ from api.schemas.ask import Ask, Origin
 from api.schemas.logprobs import chat_json
 from api.schemas.strict import OwnFields, bad_field
 from shared.bus import JobPage
-from shared.events import Finished, Tokens
+from shared.events import Finished, Score, Tokens, Vector
 from shared.jobs import Generation, JobRecord, JobStatus, Lane
 
 ENDPOINTS: dict[str, Callable[[dict[str, Any]], Ask]] = {
@@ -38,6 +39,12 @@ ENDPOINTS: dict[str, Callable[[dict[str, Any]], Ask]] = {
     "/v1/chat/completions": openai.chat,
     "/chat/completions": openai.chat,
     "/v1/embeddings": embeddings.embeddings,
+    "/embedding": embeddings.embedding,
+    "/embeddings": embeddings.embedding,
+    "/v1/rerank": rerank.rerank,
+    "/v1/reranking": rerank.rerank,
+    "/rerank": rerank.rerank,
+    "/reranking": rerank.rerank,
 }
 """Every path that a job can stand for, with what reads its body."""
 
@@ -95,19 +102,23 @@ def event_number(name: str, text: str) -> int:
         raise bad_field(name, str(error)) from None
 
 
-def list_json(page: JobPage) -> dict[str, Any]:
+WaitingFor = Callable[[str], str | None]
+"""What jobs for a model wait for besides their turn."""
+
+
+def list_json(page: JobPage, waiting_for: WaitingFor) -> dict[str, Any]:
     """A page as OpenAI lists things. `last_id` is where the next one begins: a page that was searched for a status may
     end with a job that is not on it."""
     return {
         "object": "list",
-        "data": [job_json(record) for record in page.records],
+        "data": [job_json(record, waiting_for) for record in page.records],
         "first_id": page.records[0].id if page.records else None,
         "last_id": page.last_id,
         "has_more": page.has_more,
     }
 
 
-def job_json(record: JobRecord) -> dict[str, Any]:
+def job_json(record: JobRecord, waiting_for: WaitingFor) -> dict[str, Any]:
     finished = record.finished
     answered = finished if record.status is JobStatus.SUCCEEDED else None
     # Of a job that nobody keeps a body of, the answer went to the client that waited.
@@ -126,6 +137,7 @@ def job_json(record: JobRecord) -> dict[str, Any]:
         "attempts": record.attempts,
         "position": record.position,
         "eta_s": record.eta_s,
+        "waiting_for": waiting_for(record.model) if record.status is JobStatus.QUEUED else None,
         "usage": _usage(answered, ask) if answered else None,
         "result": _result(record, answered, ask) if answered and ask else None,
         "error": _error(finished) if finished is not None else None,
@@ -148,9 +160,9 @@ def _seconds(time: float | None) -> int | None:
 
 
 def _usage(answered: Finished, ask: Ask | None) -> dict[str, Any]:
-    vectors = vectors_of(answered)
-    if vectors:
-        return embedding_usage_json(vectors)
+    computed: list[Vector | Score] = [*vectors_of(answered), *scores_of(answered)]
+    if computed:
+        return prompt_usage_json(computed)
     answers = answers_of(answered)
     # A job that nobody keeps a body of has one prompt.
     n_choices = ask.request.n if ask and isinstance(ask.request, Generation) else len(answers)

@@ -38,9 +38,6 @@ LATER: dict[str, Later] = {
     "grammar_lazy": FLAG,
     "grammar_triggers": LIST,
     "preserved_tokens": LIST,
-    "id_slot": NEGATIVE,
-    "lora": LIST,
-    "image_data": LIST,
     "multimodal_data": LIST,
 }
 

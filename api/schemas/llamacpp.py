@@ -17,8 +17,9 @@ from api.schemas.completion import PromptFields, completion_of
 from api.schemas.constraints import constraint_of
 from api.schemas.final import final_json
 from api.schemas.generation import GenerationFields
-from api.schemas.later import ALWAYS, LATER, refuse_later
+from api.schemas.later import ALWAYS, LATER, LIST, refuse_later
 from api.schemas.logprobs import native_json
+from api.schemas.pictures import Album, PromptPictures
 from api.schemas.progress import ProgressReport
 from api.schemas.prompts import prompt_of
 from api.schemas.sampling import Whole
@@ -49,7 +50,8 @@ def completion(fields: dict[str, Any]) -> Ask:
     """The job of a `/completion` body. Raises InvalidRequest or NotSupported."""
     typed = read(CompletionFields, fields)
     refuse_later(fields, LATER)
-    return _ask(typed, completion_of(typed, fields))
+    pictures = PromptPictures(fields)
+    return _ask(typed, completion_of(typed, fields, pictures), pictures.album)
 
 
 class ExtraFields(ClientFields):
@@ -67,7 +69,7 @@ class InfillFields(NativeFields):
 def infill(fields: dict[str, Any]) -> Ask:
     """The job of an `/infill` body. Raises InvalidRequest or NotSupported; whether the model can, its worker knows."""
     typed = read(InfillFields, fields)
-    refuse_later(fields, LATER | {"system_prompt": ALWAYS})
+    refuse_later(fields, LATER | {"system_prompt": ALWAYS, "image_data": LIST})
     prefix, suffix = (_side(name, fields.get(name)) for name in ("input_prefix", "input_suffix"))
     extra = tuple((piece.filename, piece.text) for piece in typed.input_extra)
     request = Infill(
@@ -78,7 +80,7 @@ def infill(fields: dict[str, Any]) -> Ask:
         constraint=constraint_of(fields),
         **typed.generation(),
     )
-    return _ask(typed, request)
+    return _ask(typed, request, Album())
 
 
 def _side(name: str, value: Any) -> Prompt:
@@ -88,13 +90,14 @@ def _side(name: str, value: Any) -> Prompt:
     return prompt_of(name, value)
 
 
-def _ask(typed: NativeFields, request: Completion | Infill) -> Ask:
+def _ask(typed: NativeFields, request: Completion | Infill, album: Album) -> Ask:
     return Ask(
         request=request,
         shape=lambda origin: CompletionShape(origin, typed, request),
         model=typed.model,
         lane=typed.lane,
         is_stream=typed.stream,
+        album=album,
     )
 
 

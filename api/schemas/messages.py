@@ -8,21 +8,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from api.schemas.parts import joined
+from api.schemas.pictures import Album
 from api.schemas.strict import bad_field
 from shared.errors import NotSupported
 
-_MEDIA = {"image_url", "input_image", "input_audio", "input_video", "audio_url", "video_url", "file"}
 
-
-def messages_of(value: Any) -> tuple[dict[str, Any], ...]:
-    """The messages of a chat. Raises InvalidRequest, or NotSupported for parts that are not text."""
+def messages_of(value: Any, album: Album) -> tuple[dict[str, Any], ...]:
+    """The messages of a chat, with marks for pictures, which go into the album. Raises InvalidRequest, or NotSupported
+    for what is neither text nor image."""
     if value is None:
         raise bad_field("messages", "is needed")
     if not isinstance(value, list):
         raise bad_field("messages", "must be a list")
     if not value:
         raise bad_field("messages", "must not be empty")
-    return tuple(_message(f"messages[{place}]", message) for place, message in enumerate(value))
+    return tuple(_message(f"messages[{place}]", message, album) for place, message in enumerate(value))
 
 
 def tools_of(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -45,7 +46,7 @@ def tools_of(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [] if choice == "none" or not tools else tools
 
 
-def _message(name: str, message: Any) -> dict[str, Any]:
+def _message(name: str, message: Any, album: Album) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise bad_field(name, "must be an object")
     role = message.get("role")
@@ -55,10 +56,10 @@ def _message(name: str, message: Any) -> dict[str, Any]:
     calls = given.get("tool_calls")
     if calls is not None:
         _check_calls(f"{name}.tool_calls", calls)
-    return given | {"role": role, "content": _content(f"{name}.content", role, given.get("content"))}
+    return given | {"role": role, "content": _content(f"{name}.content", role, given.get("content"), album)}
 
 
-def _content(name: str, role: str, content: Any) -> str | None:
+def _content(name: str, role: str, content: Any, album: Album) -> str | None:
     if isinstance(content, str):
         return content
     if content is None:
@@ -67,16 +68,7 @@ def _content(name: str, role: str, content: Any) -> str | None:
         return None
     if not isinstance(content, list):
         raise bad_field(name, "must be a string or a list of parts")
-    return "\n".join(_text(f"{name}[{place}]", part) for place, part in enumerate(content))
-
-
-def _text(name: str, part: Any) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if isinstance(kind, str) and kind in _MEDIA:
-        raise NotSupported(f"Field '{name}': the model takes text only", param=name)
-    if kind != "text" or not isinstance(text := part.get("text"), str):
-        raise bad_field(name, "must be a part of type 'text' with a text")
-    return text
+    return joined(name, content, album)
 
 
 def _check_calls(name: str, calls: Any) -> None:

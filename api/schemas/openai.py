@@ -24,6 +24,7 @@ from api.schemas.later import (
     refuse_later,
 )
 from api.schemas.messages import messages_of, tools_of
+from api.schemas.pictures import Album, PromptPictures
 from api.schemas.sampling import Natural
 from api.schemas.strict import bad_field, read
 from shared.errors import NotSupported
@@ -32,6 +33,7 @@ from shared.jobs import Chat, Completion
 _CHAT_LATER: dict[str, Later] = LATER | {
     "modalities": Later("a list", lambda value: value == ["text"]),
     "audio": ALWAYS,
+    "image_data": LIST,
     "functions": LIST,
     "system_prompt": ALWAYS,
     "web_search_options": ALWAYS,
@@ -61,7 +63,8 @@ class ChatFields(GenerationFields):
 def chat(fields: dict[str, Any]) -> Ask:
     """The job of a chat body. Raises InvalidRequest or NotSupported."""
     typed = read(ChatFields, fields)
-    messages = messages_of(fields.get("messages"))
+    album = Album()
+    messages = messages_of(fields.get("messages"), album)
     tools = tools_of(fields)
     if typed.top_logprobs is not None and not typed.logprobs:
         raise bad_field("top_logprobs", "needs 'logprobs' to be true")
@@ -90,6 +93,7 @@ def chat(fields: dict[str, Any]) -> Ask:
         model=typed.model,
         lane=typed.lane,
         is_stream=typed.stream,
+        album=album,
     )
 
 
@@ -113,16 +117,18 @@ def completions(fields: dict[str, Any]) -> Ask:
     """The job of a `/v1/completions` body. Raises InvalidRequest or NotSupported."""
     typed = read(TextFields, fields)
     refuse_later(fields, _TEXT_LATER)
-    request = completion_of(typed, fields)
+    pictures = PromptPictures(fields)
+    request = completion_of(typed, fields, pictures)
     _check_best_of(typed)
     if typed.echo:
-        _check_echo(request)
+        _check_echo(request, pictures.album)
     return Ask(
         request=request,
         shape=lambda origin: TextShape(origin, request, _wanted(typed), has_echo=typed.echo),
         model=typed.model,
         lane=typed.lane,
         is_stream=typed.stream,
+        album=pictures.album,
     )
 
 
@@ -142,8 +148,8 @@ def _check_best_of(typed: TextFields) -> None:
     raise NotSupported("Field 'best_of': this build gives all choices that it makes", param="best_of")
 
 
-def _check_echo(request: Completion) -> None:
+def _check_echo(request: Completion, album: Album) -> None:
     if request.wants_logprobs:
         raise NotSupported("Field 'echo': this build has no probabilities of a prompt's tokens", param="echo")
-    if not all(isinstance(prompt, str) for prompt in request.prompts):
+    if album.pictures or not all(isinstance(prompt, str) for prompt in request.prompts):
         raise NotSupported("Field 'echo': this build repeats prompts that are text only", param="echo")

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from api.schemas.parts import text_of
+from api.schemas.pictures import PromptPictures
 from api.schemas.strict import bad_field
 from shared.errors import NotSupported
 from shared.jobs import Prompt
@@ -17,38 +19,59 @@ MAX_PROMPTS = 2048
 MAX_TOKEN_ID = 2**31 - 1
 
 
-def prompts_of(name: str, value: Any) -> tuple[Prompt, ...]:
+def prompts_of(name: str, value: Any, pictures: PromptPictures | None = None) -> tuple[Prompt, ...]:
     """All prompts in the field `name`, at least one. Raises InvalidRequest."""
     if not isinstance(value, list):
-        return (prompt_of(name, value),)
+        return (prompt_of(name, value, pictures),)
     if not value:
         raise bad_field(name, "must not be empty")
     if any(_is_token(item) for item in value):
         return (_pieces(name, value),)
     if len(value) > MAX_PROMPTS:
         raise bad_field(name, f"has {len(value)} elements, but {MAX_PROMPTS} are allowed")
-    return tuple(prompt_of(f"{name}[{place}]", item) for place, item in enumerate(value))
+    return tuple(prompt_of(f"{name}[{place}]", item, pictures) for place, item in enumerate(value))
 
 
 def inputs_of(name: str, value: Any) -> tuple[Prompt, ...]:
-    """The same for embeddings, where an empty input has no meaning."""
-    inputs = prompts_of(name, value)
+    """The same for embeddings, where an empty input has no meaning, and where parts of a message's content, as in a
+    chat, are another form of one. Raises NotSupported for parts that are not text."""
+    if isinstance(value, list):
+        spoken = [
+            _spoken(f"{name}[{place}]", item) if isinstance(item, dict) else item for place, item in enumerate(value)
+        ]
+    else:
+        spoken = _spoken(name, value)
+    inputs = prompts_of(name, spoken)
     if not all(inputs):
         raise bad_field(name, "must not hold an empty input")
     return inputs
 
 
-def prompt_of(name: str, value: Any) -> Prompt:
-    """The one prompt in the field `name`. Raises InvalidRequest."""
-    if isinstance(value, str):
-        return value
+def _spoken(name: str, item: Any) -> Any:
+    """The text of an object with content; anything else as it is."""
+    if not isinstance(item, dict) or "content" not in item:
+        return item
+    parts = item["content"]
+    if not isinstance(parts, list):
+        raise bad_field(f"{name}.content", "must be a list of parts")
+    return "".join(text_of(f"{name}.content[{place}]", part) for place, part in enumerate(parts))
+
+
+def prompt_of(name: str, value: Any, pictures: PromptPictures | None = None) -> Prompt:
+    """The one prompt in the field `name`; images are taken where there are `pictures` to put them in. Raises
+    InvalidRequest, or NotSupported for images elsewhere."""
     if isinstance(value, list):
         return _pieces(name, value)
-    if isinstance(value, dict) and isinstance(text := value.get("prompt_string"), str):
-        if value.get("multimodal_data"):
-            raise NotSupported(f"Field '{name}.multimodal_data': this build takes text only", param=name)
-        return text
-    raise bad_field(name, "must be a string or a list of token ids and strings")
+    text, files = value, None
+    if isinstance(value, dict):
+        text, files = value.get("prompt_string"), value.get("multimodal_data")
+    if not isinstance(text, str):
+        raise bad_field(name, "must be a string or a list of token ids and strings")
+    if pictures is not None:
+        return pictures.tagged(name, text) if files is None else pictures.marked(name, text, files)
+    if files:
+        raise NotSupported(f"Field '{name}.multimodal_data': images are not taken here", param=name)
+    return text
 
 
 def _pieces(name: str, items: list[Any]) -> tuple[int | str, ...]:

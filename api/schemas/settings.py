@@ -41,7 +41,7 @@ def settings_json(request: Generation, answer: Answer, *, model: str, is_stream:
         "generation_prompt": "",
         "speculative.types": "none",
         "backend_sampling": False,
-        "lora": [],
+        "lora": [{"id": adapter.id, "scale": adapter.scale} for adapter in request.lora or ()],
     }
 
 

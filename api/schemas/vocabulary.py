@@ -5,15 +5,16 @@ The API has no model, so they are jobs too: quick ones, which need no slot.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from api.schemas import openai
-from api.schemas.ask import Ask, Heard
+from api.schemas.ask import Ask
+from api.schemas.pictures import MEDIA_MARKER
 from api.schemas.prompts import MAX_TOKEN_ID, prompt_of
 from api.schemas.strict import ClientFields, bad_field, read
+from api.schemas.whole import WholeShape
 from shared.events import Finished, Text, TokenIds
 from shared.jobs import ApplyTemplate, Chat, Detokenize, Tokenize
 
@@ -36,46 +37,37 @@ def tokenize(fields: dict[str, Any]) -> Ask:
     content = prompt_of("content", fields["content"]) if fields.get("content") is not None else ""
     request = Tokenize(content=content, add_special=typed.add_special, parse_special=typed.parse_special)
     listed = _pieces if typed.with_pieces else _ids
-    return Ask(request, lambda _: QuickShape(lambda part: {"tokens": listed(part)}), model=typed.model)
+    return Ask(request, lambda _: WholeShape(lambda ending: {"tokens": listed(_part(ending))}), model=typed.model)
 
 
 def detokenize(fields: dict[str, Any]) -> Ask:
     """The job of a `/detokenize` body. Raises InvalidRequest."""
     typed = read(DetokenizeFields, fields)
     request = Detokenize(tokens=tuple(typed.tokens))
-    return Ask(request, lambda _: QuickShape(lambda part: {"content": part.text}), model=typed.model)
+    return Ask(request, lambda _: WholeShape(lambda ending: {"content": _part(ending).text}), model=typed.model)
 
 
 def apply_template(fields: dict[str, Any]) -> Ask:
-    """The job of a chat body that is rendered and not run. Raises InvalidRequest or NotSupported."""
+    """The job of a chat body that is rendered and not run; images become llama.cpp's markers. Raises InvalidRequest or
+    NotSupported."""
     if fields.get("stream"):
         raise bad_field("stream", "a rendered prompt is not streamed")
     asked = openai.chat(fields)
     assert isinstance(asked.request, Chat)
+    album = asked.album
     return Ask(
-        ApplyTemplate(chat=asked.request), lambda _: QuickShape(lambda part: {"prompt": part.text}), model=asked.model
+        request=ApplyTemplate(chat=asked.request),
+        shape=lambda _: WholeShape(lambda ending: {"prompt": _part(ending).text.replace(album.mark, MEDIA_MARKER)}),
+        model=asked.model,
+        album=album,
     )
 
 
-class QuickShape:
-    """One part, said at once."""
-
-    def __init__(self, render: Callable[[Any], dict[str, Any]]) -> None:
-        self._render = render
-
-    def say(self, heard: Heard) -> bytes:
-        return b""
-
-    def end(self) -> bytes:
-        return b""
-
-    def failed(self, error: Exception) -> bytes:
-        raise AssertionError("never streamed")
-
-    def body(self, endings: Sequence[Finished]) -> Any:
-        ((part,),) = (ending.parts for ending in endings)
-        assert isinstance(part, TokenIds | Text)
-        return self._render(part)
+def _part(ending: Finished) -> Any:
+    """The one thing that was asked for."""
+    (part,) = ending.parts
+    assert isinstance(part, TokenIds | Text)
+    return part
 
 
 def _ids(part: TokenIds) -> list[int]:

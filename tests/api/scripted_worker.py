@@ -2,7 +2,9 @@
 
 `say a|b|c` speaks three tokens. `hold a|b` speaks one, waits for `go`, then speaks on. `shut a` says nothing at all,
 not even that it took the job, before `go`. `read a` tells every few milliseconds how it gets on with its prompt, before
-`go`. `long` is refused as too long, `die a|b` ends as a job whose workers died.
+`go`. `long` is refused as too long, `die a|b` ends as a job whose workers died. `see a` also speaks of its images.
+An input of an embedding that begins with `rows` has two; a document's score is the number of its letters that the query
+has too.
 """
 
 from __future__ import annotations
@@ -13,16 +15,18 @@ import hashlib
 import math
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from itertools import product
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
 from shared.bus import Bus, Chunk, Claimed, ModelCard, SlotState, Verdict, Wanted, WorkerState
-from shared.errors import Cancelled, NotSupported, PromptTooLong, SlotstreamError, WorkerDied
+from shared.errors import Cancelled, InvalidRequest, NotSupported, PromptTooLong, SlotstreamError, WorkerDied
 from shared.events import (
     Accepted,
+    AdapterScales,
     Answer,
     ChosenLogprob,
     Failure,
@@ -30,17 +34,18 @@ from shared.events import (
     Logprob,
     Part,
     Progress,
+    Score,
     StopType,
     Timings,
     Tokens,
     Vector,
 )
-from shared.jobs import Chat, Completion, Embedding, Generation, Infill
+from shared.jobs import Chat, Completion, Embedding, Generation, Infill, Rerank, SetAdapters
 
 N_CTX = 64
 
 
-def card(name: str) -> ModelCard:
+def card(name: str, **more: Any) -> ModelCard:
     return ModelCard(
         name=name,
         path=f"{name}.gguf",
@@ -50,19 +55,24 @@ def card(name: str) -> ModelCard:
         n_embd=4,
         n_params=1,
         size=1,
+        **more,
     )
 
 
 class ScriptedWorker:
-    def __init__(self, bus: Bus, *, model: str = "tiny", worker_id: str = "w1", n_slots: int = 4) -> None:
+    def __init__(self, bus: Bus, *, model: str = "tiny", worker_id: str = "w1", n_slots: int = 4, **card: Any) -> None:
+        """`card` is what its model's card has besides what all have."""
         self.bus = bus
         self.model = model
+        self.card = card
         self.id = worker_id
         self.n_slots = n_slots
         self.go = asyncio.Event()
         self.cancelled: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         """By job: set when the worker was told to stop."""
         self.taken: list[str] = []
+        self.scales: tuple[float, ...] | None = None
+        """Of adapters, as they were set last."""
         self._changed = asyncio.Condition()
         self._running: dict[str, asyncio.Task[None]] = {}
 
@@ -80,10 +90,10 @@ class ScriptedWorker:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.bus.presence.leave(self.id)
 
-    async def announce(self, status: str, n_busy: int = 0) -> None:
+    async def announce(self, status: str, n_busy: int = 0, **more: object) -> None:
         state = {
             "id": self.id,
-            "model": card(self.model),
+            "model": card(self.model, **self.card),
             "status": status,
             "started_at": time.time(),
             "slots": [SlotState(id=i, is_processing=i < n_busy, n_ctx=N_CTX) for i in range(self.n_slots)],
@@ -91,6 +101,7 @@ class ScriptedWorker:
             "host": "here",
             "pid": 1,
             "build": "b1",
+            **more,
         }
         await self.bus.presence.announce(WorkerState.model_validate(state), ttl_s=60)
 
@@ -143,7 +154,14 @@ class Performance:
     async def run(self) -> Finished:
         request = self.claimed.job.request
         if isinstance(request, Embedding):
+            if request.is_pooled and any(str(text).startswith("rows") for text in request.inputs):
+                return failed(InvalidRequest("this worker does not pool"))
             return Finished(status="succeeded", parts=tuple(map(vector, range(10**6), request.inputs)))
+        if isinstance(request, Rerank):
+            return Finished(status="succeeded", parts=tuple(scores(request)))
+        if isinstance(request, SetAdapters):
+            self.worker.scales = tuple(adapter.scale for adapter in request.adapters)
+            return Finished(status="succeeded", parts=(AdapterScales(scales=self.worker.scales),))
         assert isinstance(request, Generation)
         verb, _, _ = prompts_of(request)[0].partition(" ")
         if verb == "long":
@@ -216,6 +234,9 @@ class Speech:
         self._request = request
         self._index = index
         words = [word + "'" * choice for word in prompt.partition(" ")[2].split("|")]
+        if request.media:
+            words = [word.replace(request.media.mark, "*") for word in words]
+            words += [image.data for image in request.media.images]
         self.words = words if request.n_predict < 0 else words[: request.n_predict]
         self._is_cut = 0 <= request.n_predict <= len(words)
         self._said: list[Tokens] = []
@@ -251,7 +272,7 @@ class Speech:
             prompt="the prompt",
             prompt_tokens=7,
             stop_type=StopType.LIMIT if self._is_cut else StopType.EOS,
-            id_slot=2,
+            id_slot=self._request.id_slot if self._request.id_slot >= 0 else 2,
             seed=sampling.seed if sampling.seed is not None else 42,
             logprobs=tuple(entry for tokens in self._said for entry in tokens.logprobs),
             timings=Timings(queue_ms=1.5, cache_n=3, prompt_n=4, prompt_ms=8.0, predicted_n=n_said, predicted_ms=10.0),
@@ -277,4 +298,11 @@ def vector(index: int, prompt: object) -> Part:
     """Of length 1, and a function of the input alone."""
     digest = hashlib.sha256(repr(prompt).encode()).digest()[:4]
     values = np.frombuffer(digest, dtype=np.uint8).astype(np.float32) + 1
-    return Vector.of(index, values / np.linalg.norm(values), prompt_tokens=len(str(prompt)))
+    whole = Vector.of(index, values / np.linalg.norm(values), prompt_tokens=len(str(prompt)))
+    return whole.model_copy(update={"n_rows": 2}) if str(prompt).startswith("rows") else whole
+
+
+def scores(request: Rerank) -> Iterator[Score]:
+    for index, document in enumerate(request.documents):
+        n_shared = len(set(document) & set(request.query))
+        yield Score(index=index, prompt_tokens=len(document), score=float(n_shared) - 0.5)

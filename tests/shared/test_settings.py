@@ -165,3 +165,40 @@ def test_hosts_come_as_names_addresses_and_networks() -> None:
     settings = from_flags(ApiSettings, "--allow-hosts", "files.internal,10.0.0.0/8", "--allow-hosts", "fd00::1")
     assert isinstance(settings, ApiSettings)
     assert settings.allow_hosts == ("files.internal", "10.0.0.0/8", "fd00::1")
+
+
+def test_a_variable_that_other_programs_know_weighs_least(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://a")
+    assert WorkerSettings.load().hf_endpoint == "http://a"
+    monkeypatch.setenv("MODEL_ENDPOINT", "http://b")
+    assert WorkerSettings.load().hf_endpoint == "http://b"
+    (elsewhere / "slotstream.toml").write_text("hf_endpoint = 'http://c'\n")
+    assert WorkerSettings.load().hf_endpoint == "http://c"
+    monkeypatch.setenv("SLOTSTREAM_HF_ENDPOINT", "http://d")
+    assert WorkerSettings.load().hf_endpoint == "http://d"
+
+
+def test_a_token_of_the_hub_goes_on_to_children_and_into_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    settings = ServeSettings.load()
+    assert settings.to_environment()["SLOTSTREAM_HF_TOKEN"] == "hf_secret"
+    assert "hf_secret" not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["-m", "a.gguf", "-hf", "a/b"], "--model and --hf-repo exclude each other"),
+        (["-hf", "a/b", "-mu", "http://a/b.gguf"], "--hf-repo and --model-url exclude each other"),
+        (["-m", "a.gguf", "-hff", "b.gguf"], "--hf-file is of no use without --hf-repo"),
+        (["-hf", "a/b", "--model-sha256", "0" * 64], "--model-sha256 is of no use without --model-url"),
+        (["-mu", "http://a/b", "--model-sha256", "abc"], "--model-sha256: string should match"),
+        (["-mm", "a.gguf", "-mmu", "http://a"], "--mmproj and --mmproj-url exclude each other"),
+    ],
+)
+def test_what_names_a_model_twice_or_not_at_all_is_said(
+    argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        from_flags(WorkerSettings, *argv)
+    assert said in capsys.readouterr().err

@@ -158,11 +158,9 @@ class EngineConfig:
     def from_settings(cls, settings: WorkerSettings) -> EngineConfig:
         """Resolve `demo` and the number of threads. ConfigError without a model, or where settings contradict."""
         settings.check()
-        if not settings.model:
-            raise ConfigError("--model is needed: a GGUF file, or `demo`")
         n_threads = settings.threads or choose_threads()
         return cls(
-            model=demo_model_path() if settings.model == "demo" else Path(settings.model),
+            model=named_model(settings),
             n_ctx=settings.ctx_size or settings.kv_unified_per_slot * settings.parallel,
             n_slots=settings.parallel,
             n_ctx_slot=settings.kv_unified_per_slot,
@@ -185,6 +183,13 @@ class EngineConfig:
             adapters=_adapters(settings),
             projector=ProjectorConfig.from_settings(settings, n_threads),
         )
+
+
+def named_model(settings: WorkerSettings) -> Path:
+    """The file that the settings name. ConfigError when they name none."""
+    if not settings.model:
+        raise ConfigError("--model is needed: a GGUF file, or `demo`")
+    return demo_model_path() if settings.model == "demo" else Path(settings.model)
 
 
 def _grouping(settings: WorkerSettings) -> Grouping:

@@ -89,7 +89,7 @@ def test_a_line_in_openais_format_can_be_asked(text: bytes) -> None:
     assert isinstance(check(text), Ask)
 
 
-@pytest.mark.parametrize("url", ["/v1/files", "/v1/rerank", "/tokenize"])
+@pytest.mark.parametrize("url", ["/v1/files", "/v1/moderations", "/tokenize"])
 def test_an_unknown_url_is_told_those_that_a_job_can_stand_for(url: str) -> None:
     bad = check(line(url=url))
     assert isinstance(bad, BadLine)

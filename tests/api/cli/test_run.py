@@ -13,6 +13,7 @@ import pytest
 from api.cli.batchfile import Ask, LineChecker, answered, read_lines, survey
 from api.cli.runfolder import ModelChanged, RunFolder, RunModel
 from api.cli.spool import Ledger
+from shared.settings import WorkerSettings
 from tests.api.cli.conftest import JobsServer, RunCommand
 
 
@@ -160,12 +161,12 @@ def test_a_model_in_the_settings_file_is_for_other_commands_than_run_with_a_serv
     assert bulk.run(*go(bulk, jobs_server)).returncode == 0
 
 
-@pytest.mark.parametrize(("model", "fault"), [("nothing.gguf", "does not exist"), (".", "is a folder")])
+@pytest.mark.parametrize(("model", "fault"), [("nothing.gguf", "no such file or directory"), (".", "is a directory")])
 def test_a_model_file_that_is_missing_is_said_before_anything_starts(bulk: RunCommand, model: str, fault: str) -> None:
     bulk.write({"say": "x"})
     refused = bulk.run("in.jsonl", "-o", "out.jsonl", "-m", model)
     assert refused.returncode == 2
-    assert refused.stderr == f"slotstream run: the model {model} {fault} (see --model)\n"
+    assert refused.stderr == f"slotstream run: cannot read the model {model}: {fault}\n"
     assert [path.name for path in bulk.folder.iterdir()] == ["in.jsonl"]
 
 
@@ -214,12 +215,19 @@ def test_results_that_were_taken_elsewhere_make_the_same_command_a_new_run(
 
 A, B = RunModel(path="/a.gguf"), RunModel(path="/b.gguf")
 NAMED = RunModel(path="/a.gguf", alias="x")
+FETCHED = RunModel.of(WorkerSettings(hf_repo="someone/model:Q8_0", hf_file="a.gguf", hf_revision="v1"))
 
 
 @pytest.mark.parametrize(
     ("begun", "now", "sentence"),
     [
         (A, B, "model /a.gguf; give -m /a.gguf again, or --restart starts over"),
+        (
+            FETCHED,
+            A,
+            "model someone/model:Q8_0 --hf-file a.gguf --hf-revision v1; give -hf someone/model:Q8_0 --hf-file a.gguf"
+            " --hf-revision v1 again, or --restart starts over",
+        ),
         (NAMED, A, "model /a.gguf and alias x; give -m /a.gguf -a x again, or --restart starts over"),
         (A, NAMED, "model /a.gguf and no alias; give -m /a.gguf without an alias again, or --restart starts over"),
     ],
@@ -241,9 +249,9 @@ def test_another_model_is_refused_until_restart(
 
 def test_another_model_is_said_before_anything_starts(bulk: RunCommand) -> None:
     bulk.write({})
-    (bulk.folder / "b.gguf").touch()
+    (bulk.folder / "b.gguf").write_bytes(b"GGUF")
     with RunFolder.open(bulk.folder / "state", bulk.source, bulk.output) as run:
-        run.begin(survey(bulk.source), is_restart=False, model=RunModel.of("demo", ""))
+        run.begin(survey(bulk.source), is_restart=False, model=RunModel.of(WorkerSettings(model="demo")))
     refused = bulk.run("in.jsonl", "-o", "out.jsonl", "-m", "b.gguf", "--state-dir", str(bulk.folder / "state"))
     assert refused.returncode == 2
     assert "was begun with model demo; give -m demo again, or --restart starts over" in refused.stderr
@@ -253,7 +261,8 @@ def test_another_model_is_said_before_anything_starts(bulk: RunCommand) -> None:
 
 def test_a_model_is_the_same_however_its_path_is_written(bulk: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(bulk.folder)
-    assert RunModel.of("m.gguf", "") == RunModel.of(str(bulk.folder / "x" / ".." / "m.gguf"), "")
+    elsewhere = str(bulk.folder / "x" / ".." / "m.gguf")
+    assert RunModel.of(WorkerSettings(model="m.gguf")) == RunModel.of(WorkerSettings(model=elsewhere))
 
 
 @pytest.mark.parametrize("is_complete", [True, False])

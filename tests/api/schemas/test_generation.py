@@ -13,7 +13,7 @@ from api.schemas.llamacpp import completion, infill
 from api.schemas.openai import chat, completions
 from api.schemas.strict import read
 from shared.errors import InvalidRequest, NotSupported, SlotstreamError
-from shared.jobs import Completion, Generation, Infill, Lane, Truncation
+from shared.jobs import Adapter, Completion, Generation, Infill, Lane, Truncation
 
 
 def fields(**given: Any) -> GenerationFields:
@@ -62,8 +62,23 @@ def test_the_defaults_are_those_of_the_engine() -> None:
         {"sse_ping_interval": -2},
         {"priority": "urgent"},
         {"stream_options": 1},
+        {"id_slot": True},
+        {"id_slot": "0"},
+        {"id_slot": 2**31},
+        {"lora": {}},
+        {"lora": [0]},
+        {"lora": [{}]},
+        {"lora": [{"id": 0}]},
+        {"lora": [{"id": -1, "scale": 1}]},
+        {"lora": [{"id": 0.5, "scale": 1}]},
+        {"lora": [{"id": True, "scale": 1}]},
+        {"lora": [{"id": 2**31, "scale": 1}]},
+        {"lora": [{"id": 0, "scale": "1"}]},
+        {"lora": [{"id": 0, "scale": 1e39}]},
+        {"lora": [{"id": 0, "scale": None}]},
+        {"lora": [{"id": 0, "scale": 1}] * 257},
     ],
-    ids=str,
+    ids=lambda given: str(given)[:50],
 )
 def test_a_value_of_the_wrong_kind_is_refused_by_name(given: dict[str, Any]) -> None:
     (name,) = given
@@ -114,9 +129,7 @@ def test_the_lane_is_ours_or_openais_word(given: dict[str, Any], lane: Lane | No
 NATIVE = [
     ("preserved_tokens", ["<think>"], [[], None]),
     ("grammar_lazy", True, [False]),
-    ("id_slot", 1, [-1]),
-    ("image_data", [{"data": "", "id": 1}], [[]]),
-    ("lora", [{"id": 0, "scale": 1}], [[]]),
+    ("grammar_triggers", [{"type": 0, "value": "x"}], [[]]),
 ]
 
 
@@ -129,7 +142,7 @@ def test_what_this_build_cannot_do_is_refused_unless_it_is_off(name: str, on: An
         assert completion({"prompt": "x", name: off})
 
 
-@pytest.mark.parametrize(("name", "value"), [("grammar_lazy", "2"), ("id_slot", True), ("lora", {})])
+@pytest.mark.parametrize(("name", "value"), [("grammar_lazy", "2"), ("preserved_tokens", {})])
 def test_a_wrong_type_of_it_is_still_a_wrong_type(name: str, value: Any) -> None:
     with pytest.raises(InvalidRequest):
         completion({"prompt": "x", name: value})
@@ -213,6 +226,17 @@ def test_text_completions_let_pass_what_asks_for_nothing_more(given: dict[str, A
     assert completions({"prompt": "x"} | given)
 
 
+@pytest.mark.parametrize("more", [{"lora": [{"id": 0, "scale": 1}]}, {"id_slot": 2}])
+def test_adapters_and_slots_are_chosen_on_all_generating_paths(more: dict[str, Any]) -> None:
+    (name,) = more
+    bodies = [(completion, {"prompt": "x"}), (completions, {"prompt": "x"}), (chat, {"messages": MESSAGES})]
+    for read_body, body in [*bodies, (infill, {"input_prefix": "x", "input_suffix": "y"})]:
+        assert getattr(asked(read_body(body | more)), name) == getattr(asked(completion({"prompt": "x"} | more)), name)
+
+
+ADAPTER_0, ADAPTER_1 = Adapter(id=0, scale=-2), Adapter(id=1, scale=0.5)
+
+
 def asked(ask: Ask) -> Generation:
     assert isinstance(ask.request, Generation)
     return ask.request
@@ -239,6 +263,10 @@ def asked(ask: Ask) -> Generation:
         ({"cache_prompt": False}, "cache_prompt", False),
         ({"post_sampling_probs": True}, "post_sampling_probs", True),
         ({"timings_per_token": True}, "timings_per_token", True),
+        ({"id_slot": 3}, "id_slot", 3),
+        ({"id_slot": -7}, "id_slot", -1),
+        ({"lora": [{"id": 1, "scale": 0.5}, {"id": 0, "scale": -2}]}, "lora", (ADAPTER_1, ADAPTER_0)),
+        ({"lora": []}, "lora", None),
         ({"system_prompt": "You are"}, "system_prompt", "You are"),
         (
             {"system_prompt": {"prompt": "You are", "anti_prompt": "U:", "assistant_name": "A:"}},

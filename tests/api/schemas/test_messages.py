@@ -8,6 +8,7 @@ import pytest
 
 from api.schemas.messages import messages_of, tools_of
 from api.schemas.openai import chat
+from api.schemas.pictures import Album
 from shared.errors import InvalidRequest, NotSupported
 from shared.jobs import Chat
 
@@ -44,7 +45,7 @@ TOOL = {"type": "function", "function": {"name": "f"}}
 )
 def test_a_message_of_the_wrong_shape_is_refused_by_name(messages: Any) -> None:
     with pytest.raises(InvalidRequest, match="Field 'messages"):
-        messages_of(messages)
+        messages_of(messages, Album())
 
 
 @pytest.mark.parametrize(
@@ -62,19 +63,19 @@ def test_a_message_of_the_wrong_shape_is_refused_by_name(messages: Any) -> None:
     ids=str,
 )
 def test_content_becomes_one_text(message: dict[str, Any], content: str | None) -> None:
-    (read,) = messages_of([message])
+    (read,) = messages_of([message], Album())
     assert read["content"] == content
 
 
 def test_any_order_of_roles_is_the_templates_business() -> None:
     turns = [{"role": role, "content": "x"} for role in ("user", "user", "system", "assistant")]
-    assert len(messages_of(turns)) == 4
+    assert len(messages_of(turns, Album())) == 4
 
 
-@pytest.mark.parametrize("kind", ["image_url", "input_audio"])
-def test_what_is_not_text_is_not_supported(kind: str) -> None:
-    with pytest.raises(NotSupported, match="text only"):
-        messages_of([{"role": "user", "content": [{"type": kind, kind: {}}]}])
+@pytest.mark.parametrize("kind", ["input_audio", "input_video", "video_url", "file"])
+def test_what_is_neither_text_nor_image_is_not_supported(kind: str) -> None:
+    with pytest.raises(NotSupported, match="only text"):
+        messages_of([{"role": "user", "content": [{"type": kind, kind: {}}]}], Album())
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])

@@ -47,12 +47,16 @@ def test_what_is_no_prompt_is_refused(value: Any) -> None:
         prompts_of("prompt", value)
 
 
-def test_media_are_not_supported() -> None:
+def test_images_are_refused_where_nobody_looks_at_them() -> None:
     with pytest.raises(NotSupported):
         prompts_of("prompt", {"prompt_string": "x", "multimodal_data": ["AAAA"]})
+    assert prompts_of("prompt", {"prompt_string": "x", "multimodal_data": []}) == ("x",)
 
 
-@pytest.mark.parametrize("value", ["", [""], ["a", ""], [], [[]], 5, [[1], []], {}])
+TEXT = {"type": "text", "text": "hello"}
+
+
+@pytest.mark.parametrize("value", ["", [""], ["a", ""], [], [[]], 5, [[1], []], {}, {"content": []}])
 def test_an_empty_input_cannot_be_embedded(value: Any) -> None:
     with pytest.raises(InvalidRequest, match="Field 'input"):
         inputs_of("input", value)
@@ -60,7 +64,30 @@ def test_an_empty_input_cannot_be_embedded(value: Any) -> None:
 
 @pytest.mark.parametrize(
     ("value", "n_inputs"),
-    [("hello", 1), (["a", "b c", "a"], 3), ([28120, 905], 1), ([[28120], [905, 28]], 2), (["a", [1]], 2)],
+    [
+        *(("hello", 1), (["a", "b c", "a"], 3), ([28120, 905], 1), ([[28120], [905, 28]], 2), (["a", [1]], 2)),
+        *(({"prompt_string": "x"}, 1), ([{"content": [TEXT]}, "x"], 2), (["a", 5, "b"], 1)),
+    ],
+    ids=str,
 )
 def test_inputs_are_counted_as_openai_does(value: Any, n_inputs: int) -> None:
     assert len(inputs_of("input", value)) == n_inputs
+
+
+def test_the_text_parts_of_a_message_are_one_input() -> None:
+    assert inputs_of("input", {"content": [TEXT]}) == inputs_of("input", "hello") == ("hello",)
+    assert inputs_of("input", [{"content": [TEXT, TEXT]}, "x"]) == ("hellohello", "x")
+
+
+@pytest.mark.parametrize("content", ["hello", None, {}, [5], [{"type": "poem"}], [{"type": "text"}], ["hello"]])
+def test_what_is_no_text_part_is_no_input(content: Any) -> None:
+    for value in ({"content": content}, ["x", {"content": content}]):
+        with pytest.raises(InvalidRequest, match=r"Field 'input.*content"):
+            inputs_of("input", value)
+
+
+def test_an_image_cannot_be_embedded() -> None:
+    with pytest.raises(NotSupported):
+        inputs_of("input", {"content": [{"type": "image_url", "image_url": {"url": "data:,"}}]})
+    with pytest.raises(NotSupported):
+        inputs_of("input", {"prompt_string": "<__media__>", "multimodal_data": ["AAAA"]})

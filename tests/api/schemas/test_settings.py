@@ -69,6 +69,7 @@ def test_all_names_of_both_generations_are_told() -> None:
             {"post_sampling_probs": True, "timings_per_token": True},
             {"post_sampling_probs": True, "timings_per_token": True},
         ),
+        ({"lora": [{"id": 1, "scale": 2}]}, {"lora": [{"id": 1, "scale": 2.0}]}),
         ({"t_max_predict_ms": 5, "n_indent": 2}, {"t_max_predict_ms": 5, "n_indent": 2}),
     ],
     ids=str,

@@ -31,3 +31,21 @@ def test_a_slot_may_be_longer_than_its_share_of_the_cells(ctx_size: int, n_ctx: 
     settings = WorkerSettings(model="m.gguf", parallel=4, kv_unified_per_slot=1000, ctx_size=ctx_size)
     config = EngineConfig.from_settings(settings)
     assert (config.n_ctx, config.n_ctx_slot) == (n_ctx, n_ctx_slot)
+
+
+def test_adapters_are_counted_through_with_the_scales_that_they_start_with() -> None:
+    settings = WorkerSettings(model="m.gguf", lora="a.gguf, b.gguf", lora_scaled="c.gguf:0.5,/x:y/d.gguf:-2")
+    assert EngineConfig.from_settings(settings).adapters == (
+        (Path("a.gguf"), 1.0),
+        (Path("b.gguf"), 1.0),
+        (Path("c.gguf"), 0.5),
+        (Path("/x:y/d.gguf"), -2.0),
+    )
+    unapplied = settings.model_copy(update={"lora_init_without_apply": True})
+    assert [adapter.scale for adapter in EngineConfig.from_settings(unapplied).adapters] == [0.0] * 4
+
+
+@pytest.mark.parametrize("text", ["a.gguf", "a.gguf:", ":1.0", "a.gguf:x", "a.gguf:nan", "a.gguf:1e39"])
+def test_a_scaled_adapter_that_has_no_scale_is_a_sentence(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--lora-scaled: '.*' is not a file and its scale, PATH:SCALE"):
+        EngineConfig.from_settings(WorkerSettings(model="m.gguf", lora_scaled=text))

@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from shared.jobs import Lane
 from tests.worker.engine.harness import task
 from tests.worker.engine.parts import buffer, sequence_in
 from worker.engine import EmbedTask, SequenceKey
+from worker.engine.adapters import Scales
 from worker.engine.faults import Trial
 from worker.engine.lanes import Ageing, Lanes
 from worker.engine.plan import OWN_TURN_EVERY, TARGET_MS, TARGET_UNHURRIED_MS, Pace, Plan
@@ -19,15 +22,16 @@ from worker.engine.sequence import Discarded, Sequence
 
 N_BATCH = 512
 PERSON, BULK = Lane.INTERACTIVE, Lane.BULK
+SETS: list[Scales] = [(0.0,), (0.5,), (1.0,)]
 
 
-def prefilling(slot: int, lane: Lane, n_prompt: int = 150) -> Sequence:
+def prefilling(slot: int, lane: Lane, n_prompt: int = 150, scales: Scales = ()) -> Sequence:
     known = [65] * n_prompt
-    return sequence_in(slot, Resident(buffer(known), n_prompt), task(str(slot), known, lane=lane))
+    return sequence_in(slot, Resident(buffer(known), n_prompt), task(str(slot), known, lane=lane, scales=scales))
 
 
-def generating(slot: int, lane: Lane) -> Sequence:
-    sequence = prefilling(slot, lane, 10)
+def generating(slot: int, lane: Lane, scales: Scales = ()) -> Sequence:
+    sequence = prefilling(slot, lane, 10, scales)
     sequence.resident.n_cached += 10
     sequence.served(0.0)
     sequence.choose(65, 0.0)
@@ -42,8 +46,8 @@ def inputs(*lanes: Lane, n_tokens: int = 50, since: float | None = None) -> Lane
     return waiting
 
 
-def schedule(age_s: float = 1e6) -> Schedule:
-    return Schedule(N_BATCH, Ageing(age_s, 1e6))
+def schedule(age_s: float = 1e6, *, has_adapters: bool = False) -> Schedule:
+    return Schedule(N_BATCH, Ageing(age_s, 1e6), has_adapters=has_adapters)
 
 
 def pace(token_ms: float = 10.0) -> Pace:
@@ -152,3 +156,54 @@ def test_a_bulk_input_that_has_waited_too_long_goes_before_those_of_people() -> 
     asked, waiting = schedule(age_s=30.0), inputs(BULK, PERSON, since=time.monotonic() - 60.0)
     assert asked.next_to_embed(waiting, [], pace()) == (BULK, 1)
     assert asked.next_to_embed(waiting, [], pace())[0] is PERSON
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from(list(Lane)), st.sampled_from(SETS)), min_size=1, max_size=8))
+def test_no_batch_mixes_sets_of_adapters_and_each_sequence_has_its_turn(
+    kinds: list[tuple[bool, Lane, Scales]],
+) -> None:
+    running = [
+        generating(slot, lane, scales) if is_generating else prefilling(slot, lane, scales=scales)
+        for slot, (is_generating, lane, scales) in enumerate(kinds)
+    ]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("worker.engine.schedule.PAUSE_S", 0.0)
+        patched.setattr("worker.engine.schedule.PAUSE_BULK_S", 0.0)
+        asked = schedule(has_adapters=True)
+    served: set[int] = set()
+    for at in range((len(running) + 1) * (OWN_TURN_EVERY + 1)):
+        plan = asked.plan(running, pace())
+        assert len({sequence.scales for sequence, _ in plan.shares}) == 1
+        for sequence, _ in plan.shares:
+            sequence.served_at = float(at + 1)
+        served.update(who(plan))
+    assert served == set(range(len(running)))
+
+
+def test_people_do_not_wait_for_bulk_that_has_other_adapters() -> None:
+    running, asked = [generating(0, BULK, SETS[0]), prefilling(1, BULK, scales=SETS[0])], schedule(has_adapters=True)
+    assert who(asked.plan(running, pace())) == [0, 1]
+    running.append(generating(2, PERSON, SETS[1]))
+    assert who(asked.plan(running, pace())) == [2]
+
+
+def test_beside_people_bulk_with_their_adapters_goes_along_and_other_bulk_has_a_turn_of_its_own_now_and_then() -> None:
+    running = [generating(0, PERSON, SETS[0]), generating(1, BULK, SETS[0]), generating(2, BULK, SETS[1])]
+    running.append(generating(3, BULK, SETS[2]))
+    asked, learnt = schedule(has_adapters=True), Pace(N_BATCH)
+    for n_rows in (1, 2) * 10:
+        learnt.observe(n_rows, 0, 20.0 + n_rows)  # rows cost little
+    turns: list[list[int]] = []
+    for at in range(2 * (OWN_TURN_EVERY + 1)):
+        turns.append(who(asked.plan(running, learnt)))
+        for slot in turns[-1]:
+            running[slot].served_at = float(at + 1)
+    assert [0, 1] in turns
+    own = {at: turn for at, turn in enumerate(turns) if 0 not in turn}
+    assert own == {OWN_TURN_EVERY: [2], 2 * OWN_TURN_EVERY + 1: [3]}
+
+
+def test_those_on_trial_are_tried_one_set_at_a_time() -> None:
+    running, asked = [generating(slot, PERSON, SETS[slot % 2]) for slot in range(4)], schedule(has_adapters=True)
+    assert who(asked.plan_trial(Trial(tuple(running), 100))) == [0, 2]

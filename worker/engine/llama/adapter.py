@@ -9,9 +9,8 @@ from typing import Any, NamedTuple, Self
 
 import llama_cpp
 
+from shared.modelfile import LoadFailed, check_kind
 from worker.engine.llama import backend
-from worker.engine.llama.backend import LoadFailed
-from worker.engine.llama.file import check_kind
 
 _Pointer = llama_cpp.llama_adapter_lora_p_ctypes
 
@@ -66,7 +65,8 @@ def _load(model: Any, path: Path) -> Any:
     backend.forget_errors()
     pointer = llama_cpp.llama_adapter_lora_init(model, bytes(path))
     if not pointer:
-        _, _, reason = backend.because().rpartition("failed to apply lora adapter: ")
+        _, _, reason = backend.because().removeprefix(": ").rpartition("failed to apply lora adapter: ")
+        reason = reason.removesuffix(", but got:")  # nothing, as in the file of a model
         raise LoadFailed(f"{path} is no LoRA adapter for this model: {reason or 'llama.cpp cannot read it'}")
     if llama_cpp.llama_adapter_get_alora_n_invocation_tokens(pointer):
         _free([pointer])

@@ -22,11 +22,6 @@ log = logging.getLogger(__name__)
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int32]
 
-
-class LoadFailed(Exception):
-    """The model or its context cannot be had. The message is one sentence for people."""
-
-
 _LEVELS = {3: logging.WARNING, 4: logging.ERROR}
 _EXPECTED = (
     # Every model gets this warning that was not made for embeddings: a pooling is chosen for it on purpose.

@@ -10,13 +10,12 @@ from typing import Any, Self
 
 import llama_cpp
 
+from shared.modelfile import LoadFailed, check_file
 from shared.overrides import MetadataOverride
 from worker.engine.config import LoadOptions, Pooling
 from worker.engine.llama import backend
 from worker.engine.llama.adapter import LoadedAdapters
-from worker.engine.llama.backend import LoadFailed
 from worker.engine.llama.facts import read_facts, token_piece
-from worker.engine.llama.file import check_file
 from worker.engine.llama.loading import LoadAbandoned, LoadWatch, ModelParams
 from worker.grammar.lexicon import Lexicon, lexicon
 

@@ -7,8 +7,8 @@ from typing import Any, Self
 
 import llama_cpp
 
+from shared.modelfile import LoadFailed
 from worker.engine.config import EngineConfig, Pooling, Positions
-from worker.engine.llama.backend import LoadFailed
 
 
 @dataclass(frozen=True, slots=True)

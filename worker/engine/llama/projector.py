@@ -17,10 +17,10 @@ import numpy as np
 from llama_cpp import mtmd_cpp
 from numpy.typing import NDArray
 
+from shared.modelfile import LoadFailed, check_kind
 from worker.engine.config import ProjectorConfig
 from worker.engine.llama import backend
-from worker.engine.llama.backend import Floats, Ids, LoadFailed
-from worker.engine.llama.file import check_kind
+from worker.engine.llama.backend import Floats, Ids
 from worker.engine.llama.model import Model
 
 Pixels = NDArray[np.uint8]

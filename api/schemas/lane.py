@@ -1,0 +1,19 @@
+"""Which model is asked and how soon the answer is wanted: what every request may say."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from api.schemas.strict import ClientFields
+from shared.jobs import Lane
+
+
+class LaneFields(ClientFields):
+    model: str | None = None
+    priority: Lane | None = Field(None, strict=False)
+    service_tier: str | None = None
+
+    @property
+    def lane(self) -> Lane | None:
+        """`priority` counts before OpenAI's word for the same. None when the client does not say."""
+        return self.priority or (Lane.BULK if self.service_tier == "flex" else None)

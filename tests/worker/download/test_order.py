@@ -1,0 +1,67 @@
+"""What a worker's settings ask for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shared.settings import ConfigError, WorkerSettings
+from tests.worker.download.servers import Files, HubServer, gguf
+from worker.download import ModelFiles, Order
+
+
+def order(tmp_path: Path, **settings: object) -> Order:
+    return Order.of(WorkerSettings(cache_dir=tmp_path, **settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"model": "folder/m-Q8_0.gguf"}, "m-Q8_0"),
+        ({"model": "folder/m-Q8_0-00001-of-00003.gguf"}, "m-Q8_0"),
+        ({"model_url": "https://h/folder/m-Q8_0.gguf?download=true"}, "m-Q8_0"),
+        ({"model_url": "https://h/m-Q8_0-00002-of-00003.gguf"}, "m-Q8_0"),
+        ({"hf_repo": "someone/some.model-GGUF"}, "someone/some.model-GGUF"),
+        ({"hf_repo": "someone/some.model-GGUF:Q8_0"}, "someone/some.model-GGUF:Q8_0"),
+    ],
+)
+def test_the_model_has_a_name_before_it_is_here(tmp_path: Path, settings: dict[str, str], name: str) -> None:
+    assert order(tmp_path, **settings).name == name
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, "which model"),
+        ({"hf_repo": "model"}, "--hf-repo: model is no repository; it must be USER/MODEL"),
+        ({"hf_repo": "a/b", "hf_file": "../c"}, "--hf-repo: ../c is no file"),
+        ({"model_url": "m.gguf"}, "--model-url: a URL must begin with"),
+        ({"model": "m.gguf", "mmproj_url": "ftp://h/m"}, "--mmproj-url: a URL must begin with"),
+        ({"hf_repo": "a/b", "hf_endpoint": "hub"}, "--hf-endpoint: a URL must begin with"),
+    ],
+)
+def test_what_cannot_be_meant_is_said_before_anybody_is_asked(
+    tmp_path: Path, settings: dict[str, str], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        order(tmp_path, **settings)
+
+
+async def test_a_file_of_this_machine_is_left_where_it_is(tmp_path: Path) -> None:
+    assert await order(tmp_path, model="m.gguf").files() == ModelFiles(Path("m.gguf"))
+
+
+async def test_a_projector_of_its_own_stands_for_the_repository_s(tmp_path: Path, hub: HubServer, files: Files) -> None:
+    hub.put("m-Q8_0.gguf", gguf())
+    hub.put("mmproj-F16.gguf", gguf(seed=1))
+    files.contents["mine.gguf"] = gguf(seed=2)
+    heard: list[float] = []
+    found = await order(
+        tmp_path, hf_repo="someone/some-model", hf_endpoint=str(hub.endpoint), mmproj_url=str(files.url("mine.gguf"))
+    ).files(heard.append)
+    assert found.projector is not None
+    assert found.projector.read_bytes() == gguf(seed=2)
+    assert len(hub.files.visits) == 1
+    assert heard == sorted(heard)
+    assert heard[-1] == 1.0

@@ -1,0 +1,89 @@
+"""What the settings ask for: a model, perhaps a projector, and how they may be fetched."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from yarl import URL
+
+from shared.settings import ConfigError, WorkerSettings
+from worker.demo import demo_model_path
+from worker.download.cache import Cache
+from worker.download.failures import DownloadFailed
+from worker.download.source import FromFile, FromHub, FromUrl, ModelFiles, Source, Terms
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    model: Source
+    projector: Source | None
+    """One that is asked for by itself; that of a repository comes with its model."""
+    terms: Terms
+
+    @classmethod
+    def of(cls, settings: WorkerSettings) -> Order:
+        """Nothing is fetched yet. ConfigError."""
+        settings.check()
+        return cls(_model(settings), _projector(settings), _terms(settings))
+
+    @property
+    def name(self) -> str:
+        """What clients call the model where no alias is given."""
+        return self.model.name
+
+    async def files(self, on_progress: Callable[[float], None] = lambda _: None) -> ModelFiles:
+        """All there, fetched if need be. `on_progress` hears 0 to 1. DownloadFailed."""
+        try:
+            if self.projector is None:
+                return await self.model.files(self.terms, on_progress)
+            model = await self.model.files(self.terms, lambda share: on_progress(share / 2))
+            projector = await self.projector.files(self.terms, lambda share: on_progress((1 + share) / 2))
+        except OSError as error:
+            raise DownloadFailed(f"{error.filename or self.terms.cache.folder}: {error.strerror}") from error
+        return ModelFiles(model.model, projector.model)
+
+
+def _model(settings: WorkerSettings) -> Source:
+    if settings.hf_repo:
+        try:
+            return FromHub.of(settings.hf_repo, file=settings.hf_file, revision=settings.hf_revision)
+        except ValueError as error:
+            raise ConfigError(f"--hf-repo: {error}") from None
+    if settings.model_url:
+        try:
+            return FromUrl.of(settings.model_url, settings.model_sha256)
+        except ValueError as error:
+            raise ConfigError(f"--model-url: {error}") from None
+    if not settings.model:
+        raise ConfigError("which model? --model names a GGUF file or `demo`, --hf-repo a repository, --model-url a URL")
+    return FromFile(demo_model_path() if settings.model == "demo" else Path(settings.model))
+
+
+def _projector(settings: WorkerSettings) -> Source | None:
+    if not settings.mmproj_url:
+        return None
+    try:
+        return FromUrl.of(settings.mmproj_url)
+    except ValueError as error:
+        raise ConfigError(f"--mmproj-url: {error}") from None
+
+
+def _terms(settings: WorkerSettings) -> Terms:
+    endpoint = URL(settings.hf_endpoint)
+    if endpoint.scheme not in ("http", "https") or not endpoint.host:
+        raise ConfigError("--hf-endpoint: a URL must begin with http:// or https:// and name a host")
+    try:
+        cache = Cache.of(settings.cache_dir)
+    except DownloadFailed as error:
+        raise ConfigError(str(error)) from None
+    return Terms(
+        cache,
+        endpoint,
+        settings.hf_token,
+        is_offline=settings.offline,
+        has_bar=settings.log_format != "json" and sys.stderr.isatty(),
+        wants_projector=settings.mmproj_auto and not (settings.mmproj or settings.mmproj_url),
+    )
