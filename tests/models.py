@@ -31,6 +31,7 @@ __all__ = [
     "write_projector",
     "write_recurrent_model",
     "write_sliding_model",
+    "write_split",
 ]
 
 N_EMBD = 64
@@ -214,6 +215,29 @@ def write_demo_vocab_model(path: Path, *, n_layers: int = 1, n_ctx_train: int = 
     return _finish_llama(writer, path, n_layers, n_vocab, seed)
 
 
+def write_split(path: Path, n_tensors: int = 8) -> list[Path]:
+    """The parts of a byte model, with so many tensors each; llama.cpp loads all by the first one's name."""
+    whole = write_byte_model(path)
+    reader = gguf.GGUFReader(whole)
+    groups = [reader.tensors[at : at + n_tensors] for at in range(0, len(reader.tensors), n_tensors)]
+    parts = []
+    for number, group in enumerate(groups):
+        part = path.with_name(f"{path.stem}-{number + 1:05}-of-{len(groups):05}.gguf")
+        writer = gguf.GGUFWriter(part, "llama")
+        if number == 0:
+            for name, value in read_metadata(whole).items():
+                if name != "general.architecture":
+                    _add(writer, name, value)
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", len(groups))
+        writer.add_int32("split.tensors.count", len(reader.tensors))
+        for tensor in group:
+            writer.add_tensor(tensor.name, np.array(tensor.data))
+        parts.append(_finish(writer, part))
+    whole.unlink()
+    return parts
+
+
 @cache
 def tiny_model() -> Path:
     """A model with the demo model's tokenizer, written once in this process."""
@@ -228,6 +252,8 @@ def _add(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
             writer.add_bool(name, value)
         case int():
             writer.add_uint32(name, value)
+        case float():
+            writer.add_float32(name, value)
         case list():
             writer.add_array(name, value)
         case _:

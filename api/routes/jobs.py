@@ -32,6 +32,7 @@ from api.schemas.jobs import (
     list_json,
     token_json,
 )
+from api.schemas.pictures import without_files
 from api.schemas.strict import bad_field, read
 from shared.bus import Reader
 from shared.errors import InvalidRequest, NotSupported, SlotstreamError, UnknownJob, UnknownModel
@@ -175,7 +176,7 @@ async def _job(context: Context, tenant: str, fields: JobFields, key: str | None
         deadline_s=fields.deadline_s or context.settings.job_deadline_s,
         endpoint=fields.endpoint,
         is_durable=True,
-        body=json.dumps(fields.body, ensure_ascii=False, separators=(",", ":")),
+        body=json.dumps(without_files(fields.body, ask.album), ensure_ascii=False, separators=(",", ":")),
         metadata=fields.metadata,
     )
     return job, pin.worker

@@ -124,6 +124,8 @@ class EngineConfig:
     model: Path
     n_ctx: int = 0
     """KV cells for all slots together; 0 takes the model's training context."""
+    n_ctx_flag: str = "--ctx-size"
+    """What to change when there are too many."""
     n_slots: int = 8
     n_ctx_slot: int = 0
     """Longest sequence of one slot; 0 is n_ctx // n_slots. More than that overcommits the cells."""
@@ -162,6 +164,9 @@ class EngineConfig:
         return cls(
             model=named_model(settings),
             n_ctx=settings.ctx_size or settings.kv_unified_per_slot * settings.parallel,
+            n_ctx_flag="--kv-unified-per-slot"
+            if settings.kv_unified_per_slot and not settings.ctx_size
+            else "--ctx-size",
             n_slots=settings.parallel,
             n_ctx_slot=settings.kv_unified_per_slot,
             n_batch=settings.batch_size,

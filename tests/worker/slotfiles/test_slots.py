@@ -131,44 +131,45 @@ def test_it_is_not_restored_where_those_that_run_leave_no_room(models: dict[str,
         assert desk.ask("restore", 0).n_tokens == saved.n_tokens, "those that are idle make room"
 
 
-class TestWhatIsNotOurs:
-    """Refused with a sentence, and the slot stays as it is."""
-
-    def test_another_models_file(self, models: dict[str, Path], folder: Path) -> None:
-        with open_desk(models["stranger"], folder) as desk:
-            told(desk, "first", PROMPT)
-            desk.ask("save")
-        with open_desk(models["attention"], folder) as desk:
-            told(desk, "first", PROMPT)
-            with pytest.raises(InvalidRequest, match="Unable to restore slot: it was saved from another model"):
-                desk.send("restore")
-            assert told(desk, "again", PROMPT)[1] == len(PROMPT) - 1
-
-    @pytest.mark.parametrize(
-        ("other", "why"),
-        [
-            ({"cache_type_k": "f16"}, "its cache has the types f32 and f32, and this worker's f16 and f32"),
-            ({"n_ctx": 128}, "it has 97 tokens, which exceeds the 64 of a slot here"),
-        ],
-        ids=["cache", "context"],
-    )
-    def test_a_file_of_another_setting(
-        self, models: dict[str, Path], folder: Path, desk: Desk, other: dict[str, object], why: str
-    ) -> None:
-        told(desk, "first", PROMPT, n_predict=9)
-        desk.ask("save")
-        with open_desk(models["attention"], folder, **other) as here:
-            with pytest.raises(InvalidRequest, match=why):
-                here.send("restore")
-            told(here, "still usable", PROMPT[:20])
-
-    def test_a_state_that_llama_cpp_refuses(self, models: dict[str, Path], folder: Path, desk: Desk) -> None:
-        """Flash attention lays values out otherwise, which our own header does not say."""
+def test_another_models_file_is_refused(models: dict[str, Path], folder: Path) -> None:
+    with open_desk(models["stranger"], folder) as desk:
         told(desk, "first", PROMPT)
         desk.ask("save")
-        with open_desk(models["attention"], folder, flash_attention="on") as here:
-            told(here, "first", PROMPT)
-            ending = here.ending(here.send("restore", 0))
-            assert isinstance(ending, Failure)
-            assert ending.message == "Unable to restore slot: llama.cpp refuses its state"
-            assert told(here, "again", PROMPT)[1] == len(PROMPT) - 1
+    with open_desk(models["attention"], folder) as desk:
+        told(desk, "first", PROMPT)
+        with pytest.raises(InvalidRequest, match="Unable to restore slot: it was saved from another model"):
+            desk.send("restore")
+        assert told(desk, "again", PROMPT)[1] == len(PROMPT) - 1
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"cache_type_k": "f16"}, "its cache has the types f32 and f32, and this worker's f16 and f32"),
+        ({"n_ctx": 128}, "it has 97 tokens, which exceeds the 64 of a slot here"),
+    ],
+    ids=["cache", "context"],
+)
+def test_a_file_of_another_setting_is_refused(
+    models: dict[str, Path], folder: Path, desk: Desk, other: dict[str, object], why: str
+) -> None:
+    told(desk, "first", PROMPT, n_predict=9)
+    desk.ask("save")
+    with open_desk(models["attention"], folder, **other) as here:
+        with pytest.raises(InvalidRequest, match=why):
+            here.send("restore")
+        told(here, "still usable", PROMPT[:20])
+
+
+def test_a_state_that_llama_cpp_refuses_leaves_the_slot_as_it_is(
+    models: dict[str, Path], folder: Path, desk: Desk
+) -> None:
+    """Flash attention lays values out otherwise, which our own header does not say."""
+    told(desk, "first", PROMPT)
+    desk.ask("save")
+    with open_desk(models["attention"], folder, flash_attention="on") as here:
+        told(here, "first", PROMPT)
+        ending = here.ending(here.send("restore", 0))
+        assert isinstance(ending, Failure)
+        assert ending.message == "Unable to restore slot: llama.cpp refuses its state"
+        assert told(here, "again", PROMPT)[1] == len(PROMPT) - 1

@@ -19,6 +19,7 @@ from worker.engine.llama.batch import Batch, Piece
 from worker.engine.llama.interrupt import Interrupt
 from worker.engine.llama.model import Model
 from worker.engine.llama.params import ContextParams
+from worker.engine.llama.room import check_room
 from worker.engine.llama.state import Bytes, StateRefused
 
 
@@ -254,6 +255,7 @@ class Context:
 
 
 def _new_context(model: Model, params: ContextParams) -> Any:
+    check_room(model.facts, params)
     backend.forget_errors()
     pointer = llama_cpp.llama_init_from_model(model.pointer, params.to_native())
     if not pointer:

@@ -17,6 +17,7 @@ from worker.engine.llama import backend
 from worker.engine.llama.adapter import LoadedAdapters
 from worker.engine.llama.facts import read_facts, token_piece
 from worker.engine.llama.loading import LoadAbandoned, LoadWatch, ModelParams
+from worker.engine.llama.room import check_model
 from worker.grammar.lexicon import Lexicon, lexicon
 
 _PARSED_AS_SPECIAL = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
@@ -57,6 +58,7 @@ class Model:
         check_file(path)
         backend.acquire(options.numa)
         try:
+            check_model(path, options)
             pointer = _load(path, options, watch)
         except BaseException:
             backend.release()
