@@ -19,7 +19,7 @@ from PIL import Image
 
 from shared.errors import Cancelled, InvalidRequest, PromptTooLong
 from shared.images import FORMATS, content_of, header_of
-from shared.jobs import Media
+from shared.jobs import Lane, Media
 from worker.engine import Picture, Pixels, TooManyRows, Vision
 
 BACKGROUND = (255, 255, 255)
@@ -28,11 +28,19 @@ BACKGROUND = (255, 255, 255)
 class Pictures:
     """Of one request: `take` gives them in order."""
 
-    def __init__(self, media: Media, vision: Vision, n_ctx: int, is_wanted: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self,
+        media: Media,
+        vision: Vision,
+        n_ctx: int,
+        lane: Lane = Lane.INTERACTIVE,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
         """`is_wanted` says whether anybody still waits for the request. Reads all headers: InvalidRequest."""
         self.mark = media.mark
         self._vision = vision
         self._n_ctx = n_ctx
+        self._is_bulk = lane is Lane.BULK
         self._is_wanted = is_wanted
         self._contents: list[bytes] = []
         for number, image in enumerate(media.images, 1):
@@ -57,7 +65,9 @@ class Pictures:
         name = _name(self._n_taken)
         digest, began = hashlib.sha256(content).digest(), time.monotonic()
         try:
-            return self._vision.picture(digest, partial(pixels_of, content, name), self._n_ctx - n_before, name)
+            return self._vision.picture(
+                digest, partial(pixels_of, content, name), self._n_ctx - n_before, name, is_bulk=self._is_bulk
+            )
         except TooManyRows as error:
             n_tokens = n_before + error.n_tokens
             raise PromptTooLong(
