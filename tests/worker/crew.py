@@ -55,7 +55,7 @@ class Worker:
     async def __aenter__(self) -> Self:
         await asyncio.to_thread(self.engine.start)
         rules = Rules(n_ctx=self.engine.n_ctx_slot, n_ubatch=512, n_slots=self.engine.config.n_slots)
-        registrar = Registrar(self.engine.model, rules, adapters=self.engine.adapters)
+        registrar = Registrar(self.engine.model, rules, adapters=self.engine.adapters, vision=self.engine.vision)
         await agree(self._bus.presence, self.engine.adapters, "m")
         hands = Hands(self.engine, self.held, self.publisher, self._keeper)
         station = Station(self._name, "m", self.engine.config.n_slots, self._lease_s)

@@ -111,7 +111,9 @@ class ProjectorConfig:
             raise ConfigError(f"--image-max-tokens is {n_max}, less than --image-min-tokens, {n_min}")
         return cls(
             settings.mmproj,
-            n_threads=n_threads,
+            # Decodes go on beside it. On two CPUs two threads encode no faster than one while there are some, and each
+            # more makes decodes stutter.
+            n_threads=max(1, n_threads // 2),
             uses_gpu=settings.mmproj_offload,
             flash_attention=settings.flash_attn,
             n_min_tokens=n_min or -1,

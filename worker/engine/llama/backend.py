@@ -93,6 +93,11 @@ def because() -> str:
     return ": " + _FUNCTION.sub("", reason).rstrip(".")
 
 
+def errors() -> tuple[str, ...]:
+    """What llama.cpp said went wrong since `forget_errors`."""
+    return tuple(_last_errors)
+
+
 def warned_of(text: str) -> str | None:
     """What llama.cpp warned of since `forget_errors` with these words in it."""
     return next((_FUNCTION.sub("", line) for line in _last_warnings if text in line), None)
