@@ -14,8 +14,8 @@ from llama_cpp._ggml import libggml
 
 from shared.modelfile import LoadFailed
 from shared.overrides import MetadataOverride
-from worker.engine.config import LoadOptions
 from worker.engine.llama.devices import devices
+from worker.engine.options import LoadOptions
 
 
 class LoadAbandoned(Exception):
