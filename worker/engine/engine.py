@@ -36,6 +36,7 @@ from worker.engine.llama import (
     Outcome,
     OutOfCells,
     Piece,
+    surviving_aborts,
 )
 from worker.engine.meter import Meter
 from worker.engine.plan import Pace, Plan
@@ -93,7 +94,7 @@ class Engine:
 
     def start(self) -> None:
         """Load the model, then decode. LoadFailed and LoadAbandoned, after which nothing is left to stop."""
-        with contextlib.ExitStack() as resources:
+        with contextlib.ExitStack() as resources, surviving_aborts(self.loading):
             parts = assemble(self.config, self._open_context, self.loading, resources)
             self._resources = resources.pop_all()
         self._model, self._context, self._cells = parts.model, parts.context, parts.cells

@@ -12,12 +12,13 @@ import llama_cpp
 
 from shared.modelfile import LoadFailed, check_file
 from shared.overrides import MetadataOverride
-from worker.engine.config import LoadOptions, Pooling
+from worker.engine.config import Pooling
 from worker.engine.llama import backend
 from worker.engine.llama.adapter import LoadedAdapters
 from worker.engine.llama.facts import read_facts, token_piece
 from worker.engine.llama.loading import LoadAbandoned, LoadWatch, ModelParams
 from worker.engine.llama.room import check_model
+from worker.engine.options import LoadOptions
 from worker.grammar.lexicon import Lexicon, lexicon
 
 _PARSED_AS_SPECIAL = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN

@@ -8,7 +8,8 @@ from typing import Any, Self
 import llama_cpp
 
 from shared.modelfile import LoadFailed
-from worker.engine.config import EngineConfig, Pooling, Positions
+from worker.engine.config import EngineConfig, Pooling
+from worker.engine.options import Positions
 
 
 @dataclass(frozen=True, slots=True)
