@@ -156,10 +156,13 @@ class Registrar:
         is_wanted: Callable[[], bool],
     ) -> Intake:
         """A task for each choice of each prompt; prompts are counted once, however many choices they have."""
+        deadline = _deadline(claimed)
         system = self._rules.system_of(request)
         before = self._prompter.system(system.prompt)
         request = self._settled(request, system, len(before))
-        prompts = self._prompter.prompts(request, before, self._pictures(request.media, is_wanted))
+        pictures = self._pictures(request.media, is_wanted)
+        prompts = self._prompter.prompts(request, before, pictures)
+        queue_ms = max(0.0, claimed.now - claimed.enqueued_at) * 1e3 + (pictures.took_ms if pictures else 0.0)
         sampling = request.sampling
         biases, breakers = self._vocabulary.biases(sampling), self._vocabulary.breakers(sampling)
         repeats = [_repeats(sampling, prompt.text, breakers) for prompt in prompts]
@@ -167,7 +170,6 @@ class Registrar:
         penalized = self._penalized(sampling.penalty_prompt)
         scales = self._adapters.scales(request.lora)
         grammar = self._grammar(request.constraint)
-        queue_ms, deadline = max(0.0, claimed.now - claimed.enqueued_at) * 1e3, _deadline(claimed)
         tasks = []
         for index in range(request.n_sequences):
             prompt, past = prompts[index // request.n], pasts.get(index, NOTHING)

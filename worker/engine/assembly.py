@@ -65,7 +65,7 @@ def assemble(config: EngineConfig, open_context: OpenContext, watch: LoadWatch, 
         context.warm_up()
     vision = None
     if config.projector is not None:
-        vision = Vision(resources.enter_context(Projector.load(model, config.projector)), context.n_ubatch)
+        vision = resources.enter_context(Vision(Projector.load(model, config.projector), context.n_ubatch))
     embedder = resources.enter_context(Embedder(model, config, open_context))
     lexicon = model.lexicon()
     grammars = resources.enter_context(Grammars(lexicon))
