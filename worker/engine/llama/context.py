@@ -289,9 +289,10 @@ class Context:
 
 
 def _new_context(model: Model, params: ContextParams) -> Any:
+    native = params.to_native()
     check_room(model.facts, params)
     backend.forget_errors()
-    pointer = llama_cpp.llama_init_from_model(model.pointer, params.to_native())
+    pointer = llama_cpp.llama_init_from_model(model.pointer, native)
     if not pointer:
         raise LoadFailed(f"llama.cpp cannot make a context of {params.n_ctx} cells{backend.because()}")
     return pointer
