@@ -181,7 +181,7 @@ class Registrar:
         system = self._rules.system_of(request)
         before = self._prompter.system(system.prompt)
         request = self._settled(request, system, len(before))
-        pictures = self._pictures(request.media, claimed.job.lane, is_wanted)
+        pictures = self._pictures(request.media, claimed.job.lane, lambda: is_wanted() and time.monotonic() < deadline)
         prompts = self._prompter.prompts(request, before, pictures)
         queue_ms = max(0.0, claimed.now - claimed.enqueued_at) * 1e3 + (pictures.took_ms if pictures else 0.0)
         sampling = request.sampling

@@ -99,11 +99,12 @@ class Puller:
         self._held.on_cleared = self.sweep
         # Two threads: a long prompt being tokenized does not hold up a short one behind it. And one for what is quick
         # by kind, which has no limit of length: a megabyte to tokenize must not keep prompts from their slots. And one
-        # for constraints, which are tried one at a time, and one for the images of each lane, which are encoded so.
+        # for constraints, which are tried one at a time. And two for the images of each lane, which are encoded one at
+        # a time too, by turns: one job may have a thousand of them.
         self._intake_threads = ThreadPoolExecutor(2, thread_name_prefix="intake")
         self._quick_thread = ThreadPoolExecutor(1, thread_name_prefix="quick")
         self._constraint_thread = ThreadPoolExecutor(1, thread_name_prefix="constraint")
-        self._image_threads = {lane: ThreadPoolExecutor(1, thread_name_prefix="image") for lane in Lane}
+        self._image_threads = {lane: ThreadPoolExecutor(2, thread_name_prefix="image") for lane in Lane}
         self._slot_thread = ThreadPoolExecutor(1, thread_name_prefix="slot")
 
     def nudge(self) -> None:

@@ -69,9 +69,8 @@ class Vision:
         """The image whose content has this digest, as it stands in a prompt that has room for so many tokens.
 
         `read` gives its pixels, and is called only for an image that is not known. People's images go before those of
-        bulk. Raises TooManyRows; InvalidRequest,
-        about the image of that name, when the projector cannot take it; EngineFailed when that fails; Cancelled once
-        this is closed.
+        bulk. Raises TooManyRows; InvalidRequest, about the image of that name, when the projector cannot take it;
+        EngineFailed when that fails; Cancelled once this is closed.
         """
         with self._turnstile.turn(is_bulk=is_bulk):
             if self._is_closed:
