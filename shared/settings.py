@@ -394,13 +394,31 @@ class ImageSettings(Settings):
 
 
 class EmbeddingSettings(Settings):
-    """Vectors of texts."""
+    """Vectors of texts, and how well texts answer others."""
 
     group: ClassVar[str] = "embeddings"
 
-    pooling: Annotated[Literal["mean", "cls", "last"] | None, Flag("--pooling")] = Field(
-        None, description="pooling of embeddings; default: the model's own, else mean"
+    pooling: Annotated[Literal["none", "mean", "cls", "last", "rank"] | None, Flag("--pooling")] = Field(
+        None,
+        description="what an input becomes: none is a vector for each token, rank a score of a query with a document;"
+        " default: the model's own, else mean",
     )
+    embedding: Annotated[bool, Flag("--embeddings", "--embedding")] = Field(
+        False, description="only embed: there is no cache to generate with"
+    )
+    rerank: Annotated[bool, Flag("--reranking", "--rerank")] = Field(
+        False, description="only rerank: the same with --pooling rank"
+    )
+    embedding_batch: Annotated[Literal["auto", "on", "off"], Flag("--embedding-batch")] = Field(
+        "auto",
+        description="many inputs in one decode: auto where that changes no vector; on is quicker, above all on a GPU,"
+        " and neighbours then shift a vector by up to 0.01 where weights are quantized",
+    )
+
+    def check(self) -> None:
+        super().check()
+        if self.rerank and self.pooling not in (None, "rank"):
+            raise ConfigError(f"--rerank and --pooling {self.pooling} exclude each other: reranking is --pooling rank")
 
 
 class TextSettings(Settings):

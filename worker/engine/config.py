@@ -15,7 +15,7 @@ from worker.engine.lanes import AGE_S, QUANTUM_S
 from worker.engine.options import FlashAttention, LoadOptions, Positions, ProjectorConfig
 from worker.threads import choose_threads
 
-Pooling = Literal["mean", "cls", "last"]
+Pooling = Literal["none", "mean", "cls", "last", "rank"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,11 @@ class EngineConfig:
     """Whether layers with a sliding window have a cache of full length too."""
     warms_up: bool = True
     pooling: Pooling | None = None
+    """Of inputs; None takes the model's own."""
+    embeds_only: bool = False
+    """There is no context to generate with."""
+    embedding_batch: Literal["auto", "on", "off"] = "auto"
+    """Whether inputs share decodes."""
     context_shift: bool = False
     """Whether a full context is shifted where the request does not say."""
     shift_limit: int = 0
@@ -80,7 +85,9 @@ class EngineConfig:
             offloads_cache=settings.kv_offload,
             has_full_windows=settings.swa_full,
             warms_up=settings.warmup,
-            pooling=settings.pooling,
+            pooling="rank" if settings.rerank else settings.pooling,
+            embeds_only=settings.embedding or settings.rerank,
+            embedding_batch=settings.embedding_batch,
             context_shift=settings.context_shift,
             shift_limit=settings.shift_limit,
             grouping=_grouping(settings),
