@@ -90,7 +90,10 @@ class Transfer:
             if answer.status == 416:
                 self._end_beyond(part, answer)
                 return
-            if answer.status != 206 or _start_of(answer) != part.size:
+            if answer.status == 206 and _start_of(answer) != part.size:
+                part.start_over()
+                raise Interrupted(f"{self._wanted.url.host} sends another part of {self._name} than was asked for")
+            if answer.status != 206:
                 part.start_over("" if self._wanted.sha256 else answer.headers.get("ETag", ""))
             self._size = self._total(part, answer)
             part.check_room(self._size)

@@ -31,6 +31,8 @@ class Fault:
 
     cut_after: int | None = None
     """Bytes of the body."""
+    skew: int = 0
+    """Bytes by which it begins elsewhere than it was asked to."""
     status: int | None = None
     headers: dict[str, str] = field(default_factory=dict)
 
@@ -80,7 +82,7 @@ class Files:
         content, etag = self.contents[path], self.etags.get(path, "")
         if etag and request.headers.get("If-None-Match") == etag:
             return web.Response(status=304)
-        start = self._start(request, etag)
+        start = self._start(request, etag) + fault.skew
         headers = {"ETag": etag} if etag else {}
         if start >= len(content) > 0:
             return web.Response(status=416, headers={"Content-Range": f"bytes */{len(content)}"})
