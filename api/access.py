@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.context import STOPPING
 from api.problems import response_to
-from api.schemas.strict import bad_field, parse_object
+from api.schemas.strict import bad_field, parse_list, parse_object
 from shared.errors import NotReady, Unauthenticated
 
 log = structlog.get_logger(__name__)
@@ -137,7 +137,17 @@ class _Answer:
 
 
 async def read_body(request: Request, limit: int) -> dict[str, Any]:
-    """The request's JSON object, counted while it comes in. Raises InvalidRequest, or HTTP 413 over `limit` bytes.
+    """The request's JSON object. Raises InvalidRequest, or HTTP 413 over `limit` bytes."""
+    return parse_object(await _read(request, limit))
+
+
+async def read_list(request: Request, limit: int) -> list[Any]:
+    """The request's JSON array. Raises the same."""
+    return parse_list(await _read(request, limit))
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    """The body, counted while it comes in.
 
     A little too much is read to its end and dropped: who is answered while still sending may never see the answer.
     """
@@ -155,7 +165,7 @@ async def read_body(request: Request, limit: int) -> dict[str, Any]:
             break
     if n_bytes > limit:
         raise _too_large(limit)
-    return parse_object(bytes(body))
+    return bytes(body)
 
 
 def query_of(request: Request) -> dict[str, str]:

@@ -61,7 +61,7 @@ ROUTES: list[BaseRoute] = [
     Route("/v1/models", status.models, methods=["GET"]),
     Route("/models", status.models, methods=["GET"]),
     Route("/slots", status.slots, methods=["GET"]),
-    Route("/lora-adapters", adapters.index, methods=["GET"]),
+    Route("/lora-adapters", _by_method(GET=adapters.index, POST=adapters.change), methods=["GET", "POST"]),
     Route("/completion", llamacpp.completion, methods=["POST"]),
     Route("/completions", llamacpp.completion, methods=["POST"]),
     Route("/infill", llamacpp.infill, methods=["POST"]),

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Literal
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
 
 import structlog
 
@@ -25,7 +26,22 @@ INSPECT_EVERY_S = 30.0
 """After a failover another server may answer to the same name, and throw jobs away."""
 AWAY = "Redis cannot be reached"
 
-State = Literal["ok", "loading model", "no worker", "redis unavailable"]
+State = Literal["ok", "loading model", "load failed", "no worker", "redis unavailable"]
+
+
+class Staffing(NamedTuple):
+    """Who is there for a model."""
+
+    is_there: bool
+    """Whether a worker serves it, or loads it."""
+    failure: str = ""
+    """Why the last one that tried could not load it, where none is there."""
+
+
+class Slot(NamedTuple):
+    worker_id: str
+    id: int
+    """Among those of its worker."""
 
 
 class Fleet:
@@ -118,7 +134,17 @@ class Fleet:
             return "ok"
         if any(worker.status == "loading" for worker in self.workers):
             return "loading model"
-        return "no worker"
+        return "load failed" if self.failure else "no worker"
+
+    @property
+    def progress(self) -> float:
+        """Of the load that is furthest, 0 to 1."""
+        return max((worker.progress for worker in self.workers if worker.status == "loading"), default=0.0)
+
+    @property
+    def failure(self) -> str:
+        """Why the last worker that failed to start did, if one has lately."""
+        return _failure(self.workers)
 
     def slots(self) -> list[tuple[WorkerState, SlotState]]:
         """Every slot of every worker, in the order in which `/slots` numbers them."""
@@ -126,7 +152,7 @@ class Fleet:
 
     def serving(self) -> dict[str, ModelCard]:
         """The models that live workers have loaded; without any, those served lately, whose jobs wait."""
-        loaded = {worker.model.name: worker.model for worker in self.workers if worker.status != "loading"}
+        loaded = {worker.model.name: worker.model for worker in self.workers if worker.status in ("ready", "draining")}
         return loaded or self.models
 
     async def resolve(self, asked: str | None) -> str:
@@ -147,22 +173,51 @@ class Fleet:
         serving = self.serving()
         if not serving:
             is_loading = any(worker.status == "loading" for worker in self.workers)
-            raise NotReady("Loading model" if is_loading else "No worker has served a model yet")
+            why = "Loading model" if is_loading else self.failure or "No worker has served a model yet"
+            raise NotReady(why)
         named = f"Model {asked!r} is not served" if asked else "Several models are served"
         raise UnknownModel(f"{named}; there are {', '.join(sorted(serving))}", param="model")
 
     async def resolve_staffed(self, asked: str | None) -> str:
         """The same for a request that somebody waits for: NotReady also when no worker is there to take it."""
         found = await self.resolve(asked)
-        if not self.is_staffed(found):
+        if not self.staffing(found).is_there:
             await self.look()
-        if not self.is_staffed(found):
-            raise NotReady(f"No worker serves {found!r} now", retry_after_s=5)
+        staffing = self.staffing(found)
+        if not staffing.is_there:
+            raise NotReady(staffing.failure or f"No worker serves {found!r} now", retry_after_s=5)
         return found
 
-    def is_staffed(self, model: str) -> bool:
-        """Whether a worker serves a model, or loads it."""
-        return any(worker.model.name == model and worker.status != "draining" for worker in self.workers)
+    def staffing(self, model: str) -> Staffing:
+        if self.staff(model):
+            return Staffing(is_there=True)
+        return Staffing(is_there=False, failure=_failure(self._of(model)))
+
+    def staff(self, model: str) -> list[WorkerState]:
+        """The workers that serve a model, or load it, sorted by id."""
+        return [worker for worker in self._of(model) if worker.status in ("loading", "ready")]
+
+    def _of(self, model: str) -> list[WorkerState]:
+        return [worker for worker in self.workers if worker.model.name == model]
+
+    def waiting_for(self, model: str) -> str | None:
+        """What a job for this model waits for besides its turn; None when a worker serves it."""
+        members = self._of(model)
+        if any(worker.status == "ready" for worker in members):
+            return None
+        loading = [worker.progress for worker in members if worker.status == "loading"]
+        if loading:
+            return f"the model, which is loaded to {max(loading):.0%}"
+        failure = _failure(members)
+        return f"a worker; the last one could not start: {failure}" if failure else "a worker"
+
+    def slot(self, model: str, number: int) -> Slot | None:
+        """The slot of that number, counted over the workers of a model that are ready, in the order of `/slots`, and
+        from the first one again behind the last, as llama.cpp counts. None while nobody is ready."""
+        slots = [
+            Slot(worker.id, slot.id) for worker in self._of(model) if worker.status == "ready" for slot in worker.slots
+        ]
+        return slots[number % len(slots)] if slots else None
 
     def can_see(self, model: str) -> bool:
         """Whether a model may be shown images: a worker has a projector for it, or none is there to say otherwise."""
@@ -179,4 +234,10 @@ class Fleet:
         if asked in self.models:
             return asked
         serving = self.serving()
-        return next(iter(serving)) if len(serving) == 1 else None
+        meant = next((name for name, card in serving.items() if asked in card.aliases), None)
+        return meant or (next(iter(serving)) if len(serving) == 1 else None)
+
+
+def _failure(workers: Iterable[WorkerState]) -> str:
+    failed = [worker for worker in workers if worker.status == "failed"]
+    return max(failed, key=lambda worker: worker.started_at).failure if failed else ""

@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from api import sse
 from api.context import STOPPING, Context, json_response
+from api.fleet import Staffing
 from api.schemas.answers import failure_of
 from api.schemas.ask import Heard, Shape
 from shared.bus import Bus, Reader
@@ -40,6 +41,8 @@ PATIENCE_S = 60.0
 N_BUFFERED = 64
 """Events of a request's many jobs that wait for a slow client, before their readers fall back on the log."""
 
+STAFFED = Staffing(is_there=True)
+
 Hear = Callable[[float], Awaitable[Heard | None]]
 
 
@@ -57,15 +60,25 @@ class Source(Protocol):
 class JobResponse:
     """The answer to a synchronous request, as an ASGI response. Its jobs are cancelled when the client goes."""
 
-    def __init__(self, context: Context, jobs: Sequence[Job], shape: Shape, *, is_stream: bool) -> None:
+    def __init__(
+        self,
+        context: Context,
+        jobs: Sequence[Job],
+        shape: Shape,
+        *,
+        is_stream: bool = False,
+        workers: Sequence[str | None] | None = None,
+    ) -> None:
+        """`workers`: for whom alone each job is; None is for whoever takes it."""
         self._context = context
         self._jobs = jobs
+        self._workers = workers
         self._shape = shape
         self._is_stream = is_stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {"X-Job-Id": self._jobs[0].id} if len(self._jobs) == 1 else {}
-        async with made(self._context, self._jobs) as source, Departure(receive):
+        async with made(self._context, self._jobs, self._workers) as source, Departure(receive):
             if self._is_stream:
                 settings = self._context.settings
                 early = await source.settle(settings.accept_wait_s)
@@ -161,17 +174,20 @@ class Departure:
 
 
 @asynccontextmanager
-async def made(context: Context, jobs: Sequence[Job]) -> AsyncIterator[MadeJobs]:
-    """Enqueues jobs that live no longer than this block: those that have not ended by then are cancelled."""
+async def made(
+    context: Context, jobs: Sequence[Job], workers: Sequence[str | None] | None = None
+) -> AsyncIterator[MadeJobs]:
+    """Enqueues jobs that live no longer than this block: those that have not ended by then are cancelled. With
+    `workers` each is for one of them alone, or for whoever takes it."""
     bus = context.bus
     async with AsyncExitStack() as stack:
         # Follow first: a channel keeps nothing for the late.
         readers = [await stack.enter_async_context(bus.log.follow(job.id, expects=True)) for job in jobs]
         hear = _alone(readers[0]) if len(readers) == 1 else await stack.enter_async_context(_merged(readers))
-        source = MadeJobs(jobs, hear, lambda: context.fleet.is_staffed(jobs[0].model))
+        source = MadeJobs(jobs, hear, lambda: context.fleet.staffing(jobs[0].model))
         try:
-            for job in jobs:
-                await bus.queue.enqueue(job)
+            for job, worker in zip(jobs, workers or [None] * len(jobs), strict=True):
+                await bus.queue.enqueue(job, worker=worker)
             yield source
         finally:
             if source.running:
@@ -181,9 +197,9 @@ async def made(context: Context, jobs: Sequence[Job]) -> AsyncIterator[MadeJobs]
 class MadeJobs:
     """The jobs of one request, heard as one source. A failure of any is raised, since the answer needs them all."""
 
-    def __init__(self, jobs: Sequence[Job], hear: Hear, is_staffed: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, jobs: Sequence[Job], hear: Hear, staffing: Callable[[], Staffing] = lambda: STAFFED) -> None:
         self._hear = hear
-        self._is_staffed = is_staffed
+        self._staffing = staffing
         self._staffed_at = time.monotonic()
         self._model = jobs[0].model
         self._ends_at = time.monotonic() + max(job.deadline_s for job in jobs) + OVERTIME_S
@@ -218,10 +234,13 @@ class MadeJobs:
         return heard
 
     def _check_staff(self) -> None:
-        """A request is refused where no worker is. One may have left just as it came: then nobody would ever answer."""
+        """A request is refused where no worker is. One may have left just as it came: then nobody would ever answer.
+        Nor will one that failed to load the model, and that is known at once."""
         now = time.monotonic()
-        if not self._waiting or self._is_staffed():
+        if not self._waiting or (staffing := self._staffing()).is_there:
             self._staffed_at = now
+        elif staffing.failure:
+            raise NotReady(staffing.failure, retry_after_s=5)
         elif now - self._staffed_at > UNSTAFFED_S:
             raise NotReady(f"No worker serves {self._model!r} now", retry_after_s=5)
 

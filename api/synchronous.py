@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 from api.access import read_body
 from api.context import context_of, tenant_of
 from api.images import place_images
+from api.pinning import pinned
 from api.relay import JobResponse
 from api.schemas.ask import Ask, Origin
 from shared.jobs import Job, Lane
@@ -24,17 +25,18 @@ async def answer(request: Request, read: Callable[[dict[str, Any]], Ask]) -> ASG
     model = await context.fleet.resolve_staffed(ask.model)
     ask = await place_images(context, ask, model)
     tenant = tenant_of(request)
+    pins = [pinned(context.fleet, model, wanted) for wanted in ask.split()]
     jobs = [
         Job(
             id=context.bus.queue.new_job_id(None, tenant),
             model=model,
-            request=wanted,
+            request=pin.request,
             lane=ask.lane or Lane.INTERACTIVE,
             tenant=tenant,
             deadline_s=context.settings.deadline_s,
             endpoint=request.url.path,
         )
-        for wanted in ask.split()
+        for pin in pins
     ]
     origin = Origin(jobs[0].id, model, int(time.time()))
-    return JobResponse(context, jobs, ask.shape(origin), is_stream=ask.is_stream)
+    return JobResponse(context, jobs, ask.shape(origin), is_stream=ask.is_stream, workers=[pin.worker for pin in pins])

@@ -15,13 +15,16 @@ from PIL import Image, WebPImagePlugin
 
 from shared.errors import InvalidRequest
 
-__all__ = ["FORMATS", "MAX_PIXELS", "Header", "content_of", "header_of"]
+__all__ = ["FORMATS", "MAX_PIXELS", "MAX_SIDE", "Header", "content_of", "header_of"]
 
 FORMATS = ("PNG", "JPEG", WebPImagePlugin.WebPImageFile.format, "GIF", "BMP")
 """What is read. All other formats that Pillow knows stay shut: each is code that strangers would reach."""
 MAX_PIXELS = 40_000_000
-"""Of one image: a page scanned at 600 dpi has 35 million, a phone's picture 12 to 24. Each costs a worker some 16 bytes
+"""Of one image: a page scanned at 600 dpi has 35 million, a phone's picture 12 to 24. Each costs a worker some 14 bytes
 while it is read, and models see no more than some millions."""
+
+MAX_SIDE = 65_535
+"""Of its width and of its height: as far as a JPEG goes."""
 
 
 class Header(NamedTuple):
@@ -45,7 +48,7 @@ def content_of(data: str, name: str, *, param: str | None = None) -> bytes:
 
 
 def header_of(content: bytes, name: str, *, param: str | None = None) -> Header:
-    """What a file's header says. InvalidRequest when it is no image of FORMATS, or of more than MAX_PIXELS."""
+    """What a file's header says. InvalidRequest when it is no image of FORMATS, or larger than is taken."""
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             header = Header(str(image.format), image.width, image.height)
@@ -53,6 +56,11 @@ def header_of(content: bytes, name: str, *, param: str | None = None) -> Header:
         raise InvalidRequest(f"{name} has more than the {MAX_PIXELS} pixels that are taken", param=param) from None
     except (OSError, ValueError, SyntaxError, EOFError, struct.error):
         raise InvalidRequest(f"{name} is no readable image: {', '.join(FORMATS)} are taken", param=param) from None
+    if max(header.width, header.height) > MAX_SIDE:
+        raise InvalidRequest(
+            f"{name} has {header.width} x {header.height} pixels, more than the {MAX_SIDE} on a side that are taken",
+            param=param,
+        )
     if header.width * header.height > MAX_PIXELS:
         raise InvalidRequest(
             f"{name} has {header.width} x {header.height} pixels, more than the {MAX_PIXELS} that are taken",

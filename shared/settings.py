@@ -601,6 +601,7 @@ class ServeSettings(ApiSettings, WorkerSettings, TasksSettings):
 
     role: ClassVar[str] = "serve"
     group: ClassVar[str] = "processes"
+    epilog: ClassVar[str] = "Exit codes: 0 it was told to leave, 2 a setting is wrong, 3 the model cannot be loaded."
 
     redis_url: Annotated[SecretStr | None, Flag("--redis-url")] = Field(  # type: ignore[assignment]
         None, description="URL of a Redis or Valkey to use instead of the embedded one"
@@ -616,6 +617,7 @@ class RunSettings(WorkerSettings, TasksSettings):
 
     role: ClassVar[str] = "run"
     group: ClassVar[str] = "run"
+    epilog: ClassVar[str] = "Exit codes: 0 all lines succeeded, 1 some failed, 2 it could not run, 130 after Ctrl-C."
 
     input: Annotated[Path, Flag("input")] = Field(
         description="file of OpenAI batch lines: custom_id, method, url, body"

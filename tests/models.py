@@ -31,6 +31,8 @@ __all__ = [
     "write_projector",
     "write_recurrent_model",
     "write_sliding_model",
+    "write_split",
+    "write_two_dimensional_model",
 ]
 
 N_EMBD = 64
@@ -109,6 +111,15 @@ def write_sliding_model(
     return _finish(writer, path)
 
 
+def write_two_dimensional_model(path: Path, *, n_layers: int = 2, n_ctx_train: int = 2048, seed: int = 0) -> Path:
+    """A Qwen2-VL model with the same tokens: rows of images have positions in several dimensions (M-RoPE)."""
+    writer = _writer(path, "qwen2vl", n_layers, n_ctx_train, N_BYTE_VOCAB)
+    _add_attention(writer)
+    writer.add_rope_dimension_sections([4, 6, 6, 0])
+    _add_byte_vocab(writer)
+    return _finish_llama(writer, path, n_layers, N_BYTE_VOCAB, seed)
+
+
 def write_encoder_model(path: Path, *, n_layers: int = 2, n_ctx_train: int = 512, seed: int = 0) -> Path:
     """A BERT model with the same tokens: it has no cache and generates nothing."""
     writer = _writer(path, "bert", n_layers, n_ctx_train, N_BYTE_VOCAB)
@@ -133,9 +144,14 @@ def write_encoder_model(path: Path, *, n_layers: int = 2, n_ctx_train: int = 512
     return _finish(writer, path)
 
 
-def write_projector(path: Path, kind: Literal["mlp", "gemma3"] = "mlp", *, n_out: int = N_EMBD, seed: int = 0) -> Path:
-    """A vision transformer for pictures of 32 x 32 pixels and a projector of n_out: `mlp` makes 16 rows that see those
-    before them, `gemma3` makes 4 that see each other, between `<start_of_image>` and `<end_of_image>`."""
+ProjectorKind = Literal["mlp", "gemma3", "qwen2vl_merger"]
+
+
+def write_projector(path: Path, kind: ProjectorKind = "mlp", *, n_out: int = N_EMBD, seed: int = 0) -> Path:
+    """A vision transformer and what projects to a width of n_out. Pictures become 32 x 32 pixels: `mlp` makes 16 rows
+    of them that see those before them, `gemma3` makes 4 that see each other, between `<start_of_image>` and
+    `<end_of_image>`. `qwen2vl_merger` keeps their shape: a row for each 16 x 16 pixels, 8 at least, which for a model
+    of `write_two_dimensional_model` lie in two dimensions, between `<|vision_start|>` and `<|vision_end|>`."""
     n_embd, n_ff, n_layers, image_size, patch_size = 32, 48, 2, 32, 8
     writer = gguf.GGUFWriter(path, "clip")
     writer.add_clip_has_vision_encoder(True)
@@ -152,8 +168,10 @@ def write_projector(path: Path, kind: Literal["mlp", "gemma3"] = "mlp", *, n_out
     writer.add_vision_image_mean([0.5] * 3)
     writer.add_vision_image_std([0.5] * 3)
     weights = _Weights(writer, seed)
-    weights.add("v.patch_embd.weight", n_embd, 3, patch_size, patch_size, scale=(3 * patch_size**2) ** -0.5)
-    weights.add("v.position_embd.weight", (image_size // patch_size) ** 2, n_embd, scale=0.1)
+    for name in ("weight", "weight.1") if kind == "qwen2vl_merger" else ("weight",):
+        weights.add(f"v.patch_embd.{name}", n_embd, 3, patch_size, patch_size, scale=(3 * patch_size**2) ** -0.5)
+    if kind != "qwen2vl_merger":
+        weights.add("v.position_embd.weight", (image_size // patch_size) ** 2, n_embd, scale=0.1)
     for layer in range(n_layers):
         block = f"v.blk.{layer}"
         for name in ("ln1", "ln2"):
@@ -161,16 +179,22 @@ def write_projector(path: Path, kind: Literal["mlp", "gemma3"] = "mlp", *, n_out
             weights.add(f"{block}.{name}.bias", n_embd, scale=0.1)
         for name in ("attn_q", "attn_k", "attn_v", "attn_out"):
             weights.add(f"{block}.{name}.weight", n_embd, n_embd)
+            weights.add(f"{block}.{name}.bias", n_embd, scale=0.1)
         weights.add(f"{block}.ffn_up.weight", n_ff, n_embd)
         weights.add(f"{block}.ffn_down.weight", n_embd, n_ff)
-    if kind == "mlp":
-        for name, n_in in (("mm.0", n_embd), ("mm.2", n_out)):
-            weights.add(f"{name}.weight", n_out, n_in)
-            weights.add(f"{name}.bias", n_out, scale=0.1)
-    else:
-        writer.add_vision_projector_scale_factor(2)
-        weights.add_ones("mm.soft_emb_norm.weight", n_embd)
-        weights.add("mm.input_projection.weight", n_embd, n_out, scale=n_embd**-0.5)
+    match kind:
+        case "mlp":
+            layers = {"mm.0": (n_out, n_embd), "mm.2": (n_out, n_out)}
+        case "qwen2vl_merger":
+            layers = {"mm.0": (4 * n_embd, 4 * n_embd), "mm.2": (n_out, 4 * n_embd)}
+        case "gemma3":
+            layers = {}
+            writer.add_vision_projector_scale_factor(2)
+            weights.add_ones("mm.soft_emb_norm.weight", n_embd)
+            weights.add("mm.input_projection.weight", n_embd, n_out, scale=n_embd**-0.5)
+    for name, shape in layers.items():
+        weights.add(f"{name}.weight", *shape)
+        weights.add(f"{name}.bias", shape[0], scale=0.1)
     return _finish(writer, path)
 
 
@@ -214,6 +238,29 @@ def write_demo_vocab_model(path: Path, *, n_layers: int = 1, n_ctx_train: int = 
     return _finish_llama(writer, path, n_layers, n_vocab, seed)
 
 
+def write_split(path: Path, n_tensors: int = 8) -> list[Path]:
+    """The parts of a byte model, with so many tensors each; llama.cpp loads all by the first one's name."""
+    whole = write_byte_model(path)
+    reader = gguf.GGUFReader(whole)
+    groups = [reader.tensors[at : at + n_tensors] for at in range(0, len(reader.tensors), n_tensors)]
+    parts = []
+    for number, group in enumerate(groups):
+        part = path.with_name(f"{path.stem}-{number + 1:05}-of-{len(groups):05}.gguf")
+        writer = gguf.GGUFWriter(part, "llama")
+        if number == 0:
+            for name, value in read_metadata(whole).items():
+                if name != "general.architecture":
+                    _add(writer, name, value)
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", len(groups))
+        writer.add_int32("split.tensors.count", len(reader.tensors))
+        for tensor in group:
+            writer.add_tensor(tensor.name, np.array(tensor.data))
+        parts.append(_finish(writer, part))
+    whole.unlink()
+    return parts
+
+
 @cache
 def tiny_model() -> Path:
     """A model with the demo model's tokenizer, written once in this process."""
@@ -228,6 +275,8 @@ def _add(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
             writer.add_bool(name, value)
         case int():
             writer.add_uint32(name, value)
+        case float():
+            writer.add_float32(name, value)
         case list():
             writer.add_array(name, value)
         case _:

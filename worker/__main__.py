@@ -9,6 +9,9 @@ from shared import telemetry
 from shared.settings import ConfigError, WorkerSettings
 from worker.threads import NATIVE_ENVIRONMENT
 
+EXIT_CONFIG, EXIT_LOAD = 2, 3
+"""Of a worker that cannot start: nothing is gained by another try before somebody mends it."""
+
 
 def main() -> int:
     settings = WorkerSettings.from_command_line(
@@ -29,8 +32,8 @@ def main() -> int:
     try:
         uvloop.run(run(settings))
     except (ConfigError, LoadFailed) as error:
-        print(f"slotstream worker: {error}", file=sys.stderr)
-        return 2
+        print(f"slotstream worker: {settings.blame(str(error))}", file=sys.stderr)
+        return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_LOAD
     return 0
 
 

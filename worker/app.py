@@ -14,18 +14,19 @@ from typing import Any, TypeVar
 
 import structlog
 
-from shared.bus import LeaseKeeper, Queue, open_bus
+from shared.bus import Bus, LeaseKeeper, Queue, open_bus
 from shared.errors import BusUnavailable
-from shared.settings import WorkerSettings
+from shared.settings import ConfigError, WorkerSettings
 from worker.agreement import agree
-from worker.engine import Engine, EngineConfig, OnEvents
+from worker.engine import Engine, EngineConfig, LoadFailed, OnEvents
 from worker.handover import Handover
 from worker.held import HeldJobs
 from worker.intake import Registrar
+from worker.opening import Intent, StillLoading, load, names_of
 from worker.presence import Announcer
 from worker.publisher import Publisher
 from worker.puller import Hands, Puller, Station
-from worker.rules import Rules, SystemPrompt
+from worker.rules import Rules
 
 STALL_S = 120.0
 """A busy engine without a finished step for this long hangs; a prefill step of a slow CPU takes some seconds."""
@@ -44,81 +45,109 @@ class EngineDied(Exception):
 
 async def run(settings: WorkerSettings, make_engine: Callable[[EngineConfig, OnEvents], Engine] = Engine) -> None:
     """Work until SIGTERM or SIGINT. ConfigError or LoadFailed when it cannot start, EngineDied when it cannot go on."""
-    config = EngineConfig.from_settings(settings)
-    system_prompt = SystemPrompt.read(settings.system_prompt_file)
-    name = settings.alias or config.model.stem
     worker_id = f"{platform.node()}-{os.getpid()}-{secrets.token_hex(3)}"
     signals = StopSignals()
-    async with open_bus(settings, name=worker_id) as bus:
-        await bus.reach()
-        announcer = Announcer(bus.presence, worker_id, name, config)
-        publisher = Publisher(bus.queue, held := HeldJobs(), worker_id)
-        engine = make_engine(config, publisher.post)
-        async with _beside(announcer.run()):
-            await _load(engine, config, name)
-            try:
-                signals.has_started = True
-                await agree(bus.presence, engine.adapters, name)
-                announcer.ready(engine)
-                keeper = LeaseKeeper(
-                    settings,
-                    worker_id,
-                    is_alive=lambda: not _is_stalled(engine),
-                    on_cancel=_in_loop(publisher.cancel),
-                    on_lost=_in_loop(publisher.lose),
-                )
-                publisher.attach(engine, keeper)
-                hands = Hands(engine, held, publisher, keeper)
-                puller = Puller(
-                    bus.queue,
-                    bus.log,
-                    hands,
-                    Registrar(
-                        engine.model,
-                        Rules.of(settings, system_prompt, engine.n_ctx_slot),
-                        engine.grammars,
-                        engine.adapters,
-                        engine.vision,
-                    ),
-                    Station(worker_id, name, config.n_slots, settings.lease_s),
-                )
-                handover = Handover(bus.presence, hands, worker_id, on_given=puller.rest)
-                with keeper:
-                    async with _beside(_watch(engine)), _beside(publisher.run(), publisher.close):
-                        async with (
-                            _beside(puller.listen()),
-                            _beside(puller.run(), puller.close),
-                            _beside(handover.run()),
-                        ):
-                            await signals.wait()
-                            announcer.draining()
-                        await _say_that_we_leave(bus.queue, worker_id, name)
-                        log.info("draining", jobs=len(held), grace_s=settings.grace_s)
-                        await signals.or_again(held.wait_empty(), settings.grace_s)
-                        for job in held:
-                            publisher.give_back(job)
-            finally:
-                await asyncio.to_thread(engine.stop)
+    try:
+        async with open_bus(settings, name=worker_id) as bus:
+            announcer = Announcer(bus.presence, worker_id, names_of(settings), settings.model, settings.parallel)
+            async with _beside(announcer.run()):
+                try:
+                    await _work(settings, bus, announcer, signals, make_engine)
+                except (ConfigError, LoadFailed) as error:
+                    announcer.failed(settings.blame(str(error)))
+                    raise
+    except ToldToLeave:
+        pass
+    except StillLoading:
+        log.info("left")
+        os._exit(0)
     log.info("left")
 
 
-class StopSignals:
-    """SIGTERM and SIGINT: the first asks to leave in good order, the next to leave now.
+async def _work(
+    settings: WorkerSettings,
+    bus: Bus,
+    announcer: Announcer,
+    signals: StopSignals,
+    make_engine: Callable[[EngineConfig, OnEvents], Engine],
+) -> None:
+    intent = Intent.of(settings)
+    await signals.before_first(bus.reach())
+    intent = await signals.before_first(intent.fetched(settings, announcer.loading))
+    publisher = Publisher(bus.queue, held := HeldJobs(), announcer.worker_id)
+    engine = make_engine(intent.config, publisher.post)
+    template = await signals.before_first(load(engine, intent, announcer.loading))
+    try:
+        await agree(bus.presence, engine.adapters, announcer.name)
+        announcer.ready(engine, template.source)
+        keeper = LeaseKeeper(
+            settings,
+            announcer.worker_id,
+            is_alive=lambda: not _is_stalled(engine),
+            on_cancel=_in_loop(publisher.cancel),
+            on_lost=_in_loop(publisher.lose),
+        )
+        publisher.attach(engine, keeper)
+        hands = Hands(engine, held, publisher, keeper)
+        puller = Puller(
+            bus.queue,
+            bus.log,
+            hands,
+            Registrar(
+                engine.model,
+                Rules.of(settings, intent.system_prompt, engine.n_ctx_slot),
+                engine.grammars,
+                engine.adapters,
+                engine.vision,
+                template=template,
+            ),
+            Station(announcer.worker_id, announcer.name, intent.config.n_slots, settings.lease_s),
+        )
+        handover = Handover(bus.presence, hands, announcer.worker_id, on_given=puller.rest)
+        with keeper:
+            async with _beside(_watch(engine)), _beside(publisher.run(), publisher.close):
+                async with (
+                    _beside(puller.listen()),
+                    _beside(puller.run(), puller.close),
+                    _beside(handover.run()),
+                ):
+                    await signals.wait()
+                    announcer.draining()
+                await _say_that_we_leave(bus.queue, announcer.worker_id, announcer.name)
+                log.info("draining", jobs=len(held), grace_s=settings.grace_s)
+                await signals.or_again(held.wait_empty(), settings.grace_s)
+                for job in held:
+                    publisher.give_back(job)
+    finally:
+        await asyncio.to_thread(engine.stop)
 
-    Until `has_started` nothing is held that could be lost, and what goes on may take long and hear nobody (a server
-    that does not answer, a model that is read): then the first ends the process.
-    """
+
+class ToldToLeave(Exception):
+    """A signal came before there was anything to leave in good order."""
+
+
+class StopSignals:
+    """SIGTERM and SIGINT: the first asks to leave in good order, the next to leave now."""
 
     def __init__(self) -> None:
-        self.has_started = False
         self._first, self._second = asyncio.Event(), asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._hear)
 
     def _hear(self) -> None:
-        if not self.has_started:
-            os._exit(0)
         (self._second if self._first.is_set() else self._first).set()
+
+    async def before_first(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do `work` while nothing is held that could be lost. The first signal cancels it, and is ToldToLeave."""
+        task, told = asyncio.ensure_future(work), asyncio.ensure_future(self._first.wait())
+        await asyncio.wait((task, told), return_when=asyncio.FIRST_COMPLETED)
+        told.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait((task,))
+            if task.cancelled():
+                raise ToldToLeave
+        return task.result()
 
     async def wait(self) -> None:
         await self._first.wait()
@@ -129,21 +158,6 @@ class StopSignals:
         await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             task.cancel()
-
-
-async def _load(engine: Engine, config: EngineConfig, name: str) -> None:
-    started = time.monotonic()
-    log.info("loading", model=str(config.model))
-    await asyncio.to_thread(engine.start)
-    log.info(
-        "ready",
-        model=name,
-        slots=config.n_slots,
-        n_ctx_slot=engine.n_ctx_slot,
-        threads=config.n_threads,
-        wait_policy=os.environ.get("OMP_WAIT_POLICY", "default"),
-        load_s=round(time.monotonic() - started, 1),
-    )
 
 
 async def _say_that_we_leave(queue: Queue, worker_id: str, name: str) -> None:

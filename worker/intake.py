@@ -34,7 +34,7 @@ from shared.jobs import (
     SlotAction,
     Tokenize,
 )
-from worker.chat import ChatTemplate
+from worker.chat import Template, template_of
 from worker.engine import Adapters, EmbedTask, GenerateTask, Grammar, Grammars, Model, SequenceKey, Vision
 from worker.engine.sampling import Breakers, Repeats
 from worker.past import Past
@@ -73,15 +73,17 @@ class Registrar:
         grammars: Grammars | None = None,
         adapters: Adapters | None = None,
         vision: Vision | None = None,
+        *,
+        template: Template | None = None,
     ) -> None:
-        """Without `grammars` a constraint is refused, without `vision` an image; without `adapters` there are none."""
+        """Without `grammars` a constraint is refused, without `vision` an image; without `adapters` there are none;
+        without a `template` it is the model's own. ValueError when that is none."""
         self._model = model
         self._adapters = adapters or Adapters()
         self._grammars = grammars
         self._vision = vision
         self._rules = rules
-        facts = model.facts
-        self._template = ChatTemplate(facts.chat_template, bos_token=facts.bos_token, eos_token=facts.eos_token)
+        self._template = template or template_of(model.facts)
         self._vocabulary = Vocabulary(model)
         self._prompter = Prompter(model, self._vocabulary, self._template, rules)
 

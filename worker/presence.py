@@ -17,40 +17,65 @@ import structlog
 
 from shared.bus import AdapterCard, ModelCard, Presence, SlotState, WorkerState
 from shared.errors import BusUnavailable
-from worker.engine import Adapters, Defaults, Engine, EngineConfig, EngineSnapshot
+from worker.engine import Adapters, Defaults, Engine, EngineSnapshot
 
 EVERY_S = 0.5
 TTL_S = 10.0
+FAILURE_TTL_S = 60.0
+"""How long it is known why a worker could not start."""
 BUILD = f"llama-cpp-python {version('llama-cpp-python')}"
 
 log = structlog.get_logger(__name__)
 
-Status = Literal["loading", "ready", "draining"]
+Status = Literal["loading", "ready", "draining", "failed"]
 
 
 class Announcer:
     """Keeps this worker's entry fresh. The entry runs out by itself when the worker dies."""
 
-    def __init__(self, presence: Presence, worker_id: str, name: str, config: EngineConfig) -> None:
-        """`name` is what clients call the model."""
+    def __init__(self, presence: Presence, worker_id: str, names: tuple[str, ...], path: str, n_slots: int) -> None:
+        """`names` are what clients call the model, `path` is what it is loaded from."""
+        self.worker_id = worker_id
         self._presence = presence
-        self._worker_id = worker_id
-        self._n_slots = config.n_slots
+        self._n_slots = n_slots
         self._card = ModelCard(
-            name=name, path=str(config.model), n_ctx=0, n_ctx_train=0, n_vocab=0, n_embd=0, n_params=0, size=0
+            name=names[0],
+            aliases=names[1:],
+            path=path,
+            n_ctx=0,
+            n_ctx_train=0,
+            n_vocab=0,
+            n_embd=0,
+            n_params=0,
+            size=0,
         )
         self._adapters = Adapters()
         self._started_at = time.time()
         self._status: Status = "loading"
+        self._progress = 0.0
+        self._failure = ""
         self._changed = asyncio.Event()
         self._snapshot: Callable[[], EngineSnapshot] = EngineSnapshot
 
-    def ready(self, engine: Engine) -> None:
+    @property
+    def name(self) -> str:
+        """The model's, in the queue."""
+        return self._card.name
+
+    def loading(self, progress: float) -> None:
+        """How far it is, 0 to 1."""
+        self._progress = progress
+
+    def failed(self, why: str) -> None:
+        """It cannot start. The last that is said of it, and kept for those who wait."""
+        self._status, self._failure = "failed", why
+
+    def ready(self, engine: Engine, chat_template: str = "") -> None:
         """The model is loaded: this is what it is, and how its slots do."""
-        self._card = _card(self._card.name, engine)
+        self._card = _card(self._card, engine, chat_template or engine.model.facts.chat_template)
         self._adapters = engine.adapters
         self._adapters.on_change = partial(asyncio.get_running_loop().call_soon_threadsafe, self._changed.set)
-        self._snapshot, self._status = engine.snapshot, "ready"
+        self._snapshot, self._status, self._progress = engine.snapshot, "ready", 1.0
         self._changed.set()
 
     def draining(self) -> None:
@@ -72,17 +97,24 @@ class Announcer:
             await self._leave()
 
     async def _leave(self) -> None:
+        last_word = (
+            self._presence.announce(self._state(), ttl_s=FAILURE_TTL_S)
+            if self._status == "failed"
+            else self._presence.leave(self.worker_id)
+        )
         try:
-            await asyncio.wait_for(self._presence.leave(self._worker_id), 1.0)
+            await asyncio.wait_for(last_word, 1.0)
         except (BusUnavailable, TimeoutError):
             log.debug("left without a word: the entry runs out by itself")
 
     def _state(self) -> WorkerState:
         snapshot = self._snapshot()
         return WorkerState(
-            id=self._worker_id,
+            id=self.worker_id,
             model=_with_scales(self._card, self._adapters.defaults),
             status=self._status,
+            progress=round(self._progress, 4),
+            failure=self._failure,
             started_at=self._started_at,
             slots=tuple(SlotState(**asdict(slot)) for slot in snapshot.slots),
             n_slots=self._n_slots,
@@ -98,10 +130,11 @@ class Announcer:
         )
 
 
-def _card(name: str, engine: Engine) -> ModelCard:
+def _card(announced: ModelCard, engine: Engine, chat_template: str) -> ModelCard:
     facts = engine.model.facts
     return ModelCard(
-        name=name,
+        name=announced.name,
+        aliases=announced.aliases,
         path=str(facts.path),
         n_ctx=engine.n_ctx_slot,
         n_ctx_train=facts.n_ctx_train,
@@ -111,7 +144,7 @@ def _card(name: str, engine: Engine) -> ModelCard:
         size=facts.size,
         vocab_type=facts.vocab_type,
         ftype=facts.ftype,
-        chat_template=facts.chat_template,
+        chat_template=chat_template,
         bos_token=facts.bos_token,
         eos_token=facts.eos_token,
         description=facts.description,

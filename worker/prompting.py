@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from shared.errors import InvalidRequest, PromptTooLong
 from shared.jobs import Chat, Completion, Generation, Infill, Prompt, Truncation
-from worker.chat import ChatTemplate
+from worker.chat import Template
 from worker.engine import ImageRows, Model, Placed
 from worker.engine.overflow import truncated
 from worker.infill import InfillPrompter
@@ -45,7 +45,7 @@ class _Source(NamedTuple):
 class Prompter:
     """Thread-safe: model and template are only read."""
 
-    def __init__(self, model: Model, vocabulary: Vocabulary, template: ChatTemplate, rules: Rules) -> None:
+    def __init__(self, model: Model, vocabulary: Vocabulary, template: Template, rules: Rules) -> None:
         facts = model.facts
         self._control_texts = model.control_texts
         self._vocabulary = vocabulary

@@ -201,6 +201,8 @@ def summary(job: JobView) -> str:
     """What there is to say of a job's state in a few words."""
     if job.status == "queued":
         place = f"position {job.position}" if job.position is not None else "waiting"
+        if job.waiting_for:
+            return f"{place}, waiting for {job.waiting_for}"
         return place if job.eta_s is None else f"{place}, about {duration(job.eta_s)}"
     if job.status == "running":
         since = _passed(job.started_at, int(time.time()))

@@ -39,6 +39,7 @@ from api.cli.stack import Place, check_model, config_of, free_port, open_stack
 from api.cli.state import state_folder
 from api.cli.supervisor import ChildRefused
 from shared.flags import flag_of
+from shared.modelfile import LoadFailed
 from shared.settings import ConfigError, RunSettings
 
 PROG = "slotstream run"
@@ -58,7 +59,9 @@ def run(argv: Sequence[str]) -> int:
     try:
         _check_model(settings, argv)
         return _run(settings, config_of(argv))
-    except (ConfigError, BadInput, BadOutput, InputChanged, ModelChanged, ChildRefused, ServiceLost) as error:
+    except (LoadFailed, ConfigError) as error:
+        _say(settings.blame(str(error)))
+    except (BadInput, BadOutput, InputChanged, ModelChanged, ChildRefused, ServiceLost) as error:
         _say(str(error))
     except OSError as error:
         _say(f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error))

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from api.cli.signals import Interruption
 from api.cli.stack import Place, Stack, check_model, check_port_is_free, config_of, free_port, open_stack
 from api.cli.state import state_folder
-from api.cli.supervisor import ChildRefused
+from api.cli.supervisor import CONFIG_EXIT_CODE, LOAD_EXIT_CODE, ChildRefused
+from shared.modelfile import LoadFailed
 from shared.settings import ConfigError, ServeSettings
 
 PROG = "slotstream serve"
@@ -22,9 +23,15 @@ def serve(argv: Sequence[str]) -> int:
     )
     try:
         return asyncio.run(_serve(settings, config_of(argv)))
-    except (ConfigError, ChildRefused) as error:
+    except ConfigError as error:
+        print(f"{PROG}: {settings.blame(str(error))}", file=sys.stderr)
+        return CONFIG_EXIT_CODE
+    except LoadFailed as error:
+        print(f"{PROG}: {settings.blame(str(error))}", file=sys.stderr)
+        return LOAD_EXIT_CODE
+    except ChildRefused as error:
         print(f"{PROG}: {error}", file=sys.stderr)
-        return 2
+        return error.exit_code
 
 
 async def _serve(settings: ServeSettings, config: dict[str, str]) -> int:

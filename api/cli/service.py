@@ -57,6 +57,7 @@ class JobView(Wire):
     attempts: int = 0
     position: int | None = None
     eta_s: float | None = None
+    waiting_for: str | None = None
     usage: Any = None
     result: Any = None
     error: Any = None

@@ -20,6 +20,7 @@ from api.cli.state import make_folder
 from api.cli.supervisor import Command, Supervisor
 from api.listener import open_listener
 from shared.bus.embedded import EmbeddedServer
+from shared.modelfile import check_file
 from shared.settings import CONFIG_VARIABLE, ConfigError, RunSettings, ServeSettings
 
 WATCH_S = 0.5
@@ -103,17 +104,9 @@ def config_of(argv: Sequence[str]) -> dict[str, str]:
 
 
 def check_model(model: str) -> None:
-    """Raise ConfigError when there is no such file: known at once, nothing has to be started to find out."""
-    if model == "demo":
-        return
-    path = Path(model)
-    try:
-        if path.is_file():
-            return
-        fault = "is a folder" if path.is_dir() else "is not a file" if path.exists() else "does not exist"
-    except OSError as error:
-        fault = f"cannot be read: {error.strerror}"
-    raise ConfigError(f"the model {model} {fault} (see --model)")
+    """Raise LoadFailed for what no worker could load: known at once, nothing has to be started to find out."""
+    if model != "demo":
+        check_file(Path(model))
 
 
 def free_port(host: str) -> int:

@@ -1,7 +1,8 @@
 """Keeps child processes running. Knows neither roles nor settings: only commands, exit codes and signals.
 
-A child that ends is started again, later and later while it goes on ending. Exit code 2 means that it cannot
-work as it was told to (a bad setting, a bad model file): nothing is gained by another try, so everything ends.
+A child that ends is started again, later and later while it goes on ending. The exit codes 2 and 3 mean that it cannot
+work as it was told to (a bad setting, a model that cannot be loaded): nothing is gained by another try, so everything
+ends.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 T = TypeVar("T")
 
-CONFIG_EXIT_CODE = 2
+CONFIG_EXIT_CODE, LOAD_EXIT_CODE = 2, 3
 TRIES_BEFORE_READY = 5
 STEADY_S = 30.0
 """A child that ran for so long is started again as if it had never ended before."""
@@ -45,6 +46,11 @@ class Command(NamedTuple):
 
 class ChildRefused(Exception):
     """A child cannot work. The message is its own last sentence, or says that this stands on the terminal."""
+
+    def __init__(self, message: str, exit_code: int = CONFIG_EXIT_CODE) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+        """For whoever started the children to end with too."""
 
 
 @dataclass(slots=True, eq=False)
@@ -152,8 +158,8 @@ class Supervisor:
             code = await child.process.wait()
             if self._is_stopping:
                 return
-            if code == CONFIG_EXIT_CODE:
-                raise ChildRefused(_reason(child.command))
+            if code in (CONFIG_EXIT_CODE, LOAD_EXIT_CODE):
+                raise ChildRefused(_reason(child.command), code)
             if clock() - started > STEADY_S:
                 delay_s, n_tries = self._first_delay_s, 0
             n_tries += 1

@@ -1,17 +1,26 @@
-"""llama.cpp's path for LoRA adapters: which there are, and how much of each a request gets that names none."""
+"""llama.cpp's path for LoRA adapters: which there are, and how much of each a request gets that names none.
+
+Scales are those of a model, on all its workers: what sets them asks each one, and one that starts adopts them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
-from api.access import query_of
-from api.context import context_of, json_response
-from api.schemas.strict import OwnFields, read
-from shared.bus import ModelCard
+from api.access import query_of, read_list
+from api.context import context_of, json_response, tenant_of
+from api.relay import JobResponse
+from api.schemas.adapters import AdapterListFields, adapters_of
+from api.schemas.strict import OwnFields, bad_field, read
+from api.schemas.whole import WholeShape
+from shared.bus import ModelCard, WorkerState
 from shared.errors import NotReady
+from shared.jobs import Adapter, Job, SetAdapters
 
 
 class AdapterQuery(OwnFields):
@@ -28,6 +37,42 @@ async def index(request: Request) -> Response:
     if not cards:
         raise NotReady("Loading model")
     return json_response(_adapters_json(max(cards, key=lambda card: card.adapters_set_at)))
+
+
+async def change(request: Request) -> ASGIApp:
+    """Succeeds when every worker of the model has the new scales. One that goes meanwhile is a 503: asked again, those
+    that are left will do."""
+    context, tenant = context_of(request), tenant_of(request)
+    fleet = context.fleet
+    listed = await read_list(request, context.max_body)
+    adapters = adapters_of(read(AdapterListFields, {"adapters": listed}).adapters)
+    asked = read(AdapterQuery, query_of(request)).model
+    await fleet.look()  # one that came a moment ago must not be left out
+    model = await fleet.resolve_staffed(asked)
+    workers = fleet.staff(model)
+    _check_ids(adapters, workers)
+    jobs = [
+        Job(
+            id=context.bus.queue.new_job_id(None, tenant),
+            model=model,
+            request=SetAdapters(adapters=adapters),
+            tenant=tenant,
+            deadline_s=context.settings.deadline_s,
+            endpoint=request.url.path,
+        )
+        for _ in workers
+    ]
+    done = WholeShape(lambda _: {"success": True})
+    return JobResponse(context, jobs, done, workers=[worker.id for worker in workers])
+
+
+def _check_ids(adapters: Sequence[Adapter], workers: Sequence[WorkerState]) -> None:
+    """All or none: nobody may have new scales when another refuses them. What one that still loads will have, only it
+    knows."""
+    counts = [len(worker.model.adapters) for worker in workers if worker.status != "loading"]
+    for place, adapter in enumerate(adapters):
+        if counts and adapter.id >= min(counts):
+            raise bad_field(f"adapters[{place}].id", f"there is no adapter {adapter.id} of {min(counts)}")
 
 
 def _adapters_json(card: ModelCard) -> list[dict[str, Any]]:

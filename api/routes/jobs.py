@@ -18,6 +18,7 @@ from api import sse
 from api.access import header_of, query_of, read_body
 from api.context import Context, context_of, json_response, tenant_of
 from api.images import place_images
+from api.pinning import pinned
 from api.problems import body_of
 from api.relay import Departure, Stream
 from api.schemas.ask import Heard
@@ -31,6 +32,7 @@ from api.schemas.jobs import (
     list_json,
     token_json,
 )
+from api.schemas.pictures import without_files
 from api.schemas.strict import bad_field, read
 from shared.bus import Reader
 from shared.errors import InvalidRequest, NotSupported, SlotstreamError, UnknownJob, UnknownModel
@@ -45,33 +47,34 @@ async def create(request: Request) -> Response:
     context, tenant = context_of(request), tenant_of(request)
     key = _idempotency_key(request)
     fields = read(JobFields, await read_body(request, context.max_body))
-    job = await _job(context, tenant, fields, key)
-    receipt = await context.bus.queue.enqueue(job, idempotency_key=key)
+    job, worker = await _job(context, tenant, fields, key)
+    receipt = await context.bus.queue.enqueue(job, idempotency_key=key, worker=worker)
     record = await _record(context, tenant, receipt.job_id)
-    return _job_response(record, 202 if receipt.is_new else 200)
+    return _job_response(context, record, 202 if receipt.is_new else 200)
 
 
 async def index(request: Request) -> Response:
     """A page of this tenant's jobs, newest first."""
     fields = read(ListFields, query_of(request))
-    queue, tenant = context_of(request).bus.queue, tenant_of(request)
+    context, tenant = context_of(request), tenant_of(request)
     try:
-        page = await queue.page(tenant, status=fields.status, limit=fields.limit, after=fields.after)
+        page = await context.bus.queue.page(tenant, status=fields.status, limit=fields.limit, after=fields.after)
     except UnknownJob:
         raise bad_field("after", "there is no such job") from None
-    return json_response(list_json(page))
+    return json_response(list_json(page, context.fleet.waiting_for))
 
 
 async def show(request: Request) -> Response:
-    record = await _record(context_of(request), tenant_of(request), request.path_params["job_id"])
-    return _job_response(record)
+    context = context_of(request)
+    record = await _record(context, tenant_of(request), request.path_params["job_id"])
+    return _job_response(context, record)
 
 
 async def cancel(request: Request) -> Response:
     """The job as it is now: cancelled, about to be, or as it had ended already."""
     context, tenant = context_of(request), tenant_of(request)
     record = await _record(context, tenant, request.path_params["job_id"])
-    return _job_response(await context.bus.queue.cancel(record.id))
+    return _job_response(context, await context.bus.queue.cancel(record.id))
 
 
 async def events(request: Request) -> ASGIApp:
@@ -110,6 +113,7 @@ class JobEvents:
 
     def __init__(self, context: Context, record: JobRecord, reader: Reader) -> None:
         self._queue = context.bus.queue
+        self._waiting_for = context.fleet.waiting_for
         self._record = record
         self._reader = reader
         self.is_over = False
@@ -131,7 +135,7 @@ class JobEvents:
                 return sse.event(number, "token", token_json(tokens))
             case Heard(number=int(number), event=Finished(status=status)):
                 name = "done" if status == "succeeded" else "error"
-                return sse.event(number, name, job_json(self._record))
+                return sse.event(number, name, job_json(self._record, self._waiting_for))
         return b""
 
     def end(self) -> bytes:
@@ -148,7 +152,8 @@ class JobEvents:
         raise AssertionError("events are only streamed")
 
 
-async def _job(context: Context, tenant: str, fields: JobFields, key: str | None) -> Job:
+async def _job(context: Context, tenant: str, fields: JobFields, key: str | None) -> tuple[Job, str | None]:
+    """The job, and for whom alone it is, if it is."""
     if fields.endpoint not in ENDPOINTS:
         raise bad_field("endpoint", f"must be one of {', '.join(ENDPOINTS)}")
     if fields.webhook is not None:
@@ -161,18 +166,20 @@ async def _job(context: Context, tenant: str, fields: JobFields, key: str | None
         raise _inside_body(error) from None
     if ask.is_stream:
         raise bad_field("body.stream", "a job is streamed by its events")
-    return Job(
+    pin = pinned(context.fleet, model, ask.request)
+    job = Job(
         id=context.bus.queue.new_job_id(key, tenant),
         model=model,
-        request=ask.request,
+        request=pin.request,
         lane=fields.priority or ask.lane or Lane.BULK,
         tenant=tenant,
         deadline_s=fields.deadline_s or context.settings.job_deadline_s,
         endpoint=fields.endpoint,
         is_durable=True,
-        body=json.dumps(fields.body, ensure_ascii=False, separators=(",", ":")),
+        body=json.dumps(without_files(fields.body, ask.album), ensure_ascii=False, separators=(",", ":")),
         metadata=fields.metadata,
     )
+    return job, pin.worker
 
 
 def _inside_body(error: SlotstreamError) -> SlotstreamError:
@@ -196,8 +203,8 @@ async def _record(context: Context, tenant: str, job_id: str) -> JobRecord:
     return record
 
 
-def _job_response(record: JobRecord, status: int = 200) -> Response:
-    return json_response(job_json(record), status, {"X-Job-Id": record.id})
+def _job_response(context: Context, record: JobRecord, status: int = 200) -> Response:
+    return json_response(job_json(record, context.fleet.waiting_for), status, {"X-Job-Id": record.id})
 
 
 def _idempotency_key(request: Request) -> str | None:

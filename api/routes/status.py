@@ -82,14 +82,18 @@ async def models(request: Request) -> Response:
 
 def _fault(fleet: Fleet, state: State) -> Response:
     error: SlotstreamError
+    more: dict[str, Any] = {}
     match state:
         case "redis unavailable":
             error = BusUnavailable(fleet.trouble or AWAY)
         case "loading model":
             error = NotReady("Loading model")
+            more = {"progress": fleet.progress}
+        case "load failed":
+            error = NotReady(fleet.failure)
         case _:
             error = NotReady("No worker is ready")
-    return json_response({"status": state} | body_of(error), 503, {"Retry-After": "1"})
+    return json_response({"status": state} | more | body_of(error), 503, {"Retry-After": "1"})
 
 
 def _idle(fleet: Fleet) -> int:
@@ -127,7 +131,7 @@ def _slot_json(number: int, worker: WorkerState, slot: SlotState) -> dict[str, A
 def _model_json(card: ModelCard, created: int) -> dict[str, Any]:
     return {
         "id": card.name,
-        "aliases": [card.name],
+        "aliases": [card.name, *card.aliases],
         "tags": [],
         "object": "model",
         "created": created,

@@ -23,5 +23,11 @@ class AdapterFields(ClientFields):
 Adapters = Annotated[list[AdapterFields], Field(max_length=MAX_ADAPTERS)]
 
 
+class AdapterListFields(ClientFields):
+    """A body that is a list has no name for errors to tell, so it gets this one."""
+
+    adapters: Adapters
+
+
 def adapters_of(given: Sequence[AdapterFields]) -> tuple[Adapter, ...]:
     return tuple(Adapter(id=adapter.id, scale=adapter.scale) for adapter in given)

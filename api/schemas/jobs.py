@@ -102,19 +102,23 @@ def event_number(name: str, text: str) -> int:
         raise bad_field(name, str(error)) from None
 
 
-def list_json(page: JobPage) -> dict[str, Any]:
+WaitingFor = Callable[[str], str | None]
+"""What jobs for a model wait for besides their turn."""
+
+
+def list_json(page: JobPage, waiting_for: WaitingFor) -> dict[str, Any]:
     """A page as OpenAI lists things. `last_id` is where the next one begins: a page that was searched for a status may
     end with a job that is not on it."""
     return {
         "object": "list",
-        "data": [job_json(record) for record in page.records],
+        "data": [job_json(record, waiting_for) for record in page.records],
         "first_id": page.records[0].id if page.records else None,
         "last_id": page.last_id,
         "has_more": page.has_more,
     }
 
 
-def job_json(record: JobRecord) -> dict[str, Any]:
+def job_json(record: JobRecord, waiting_for: WaitingFor) -> dict[str, Any]:
     finished = record.finished
     answered = finished if record.status is JobStatus.SUCCEEDED else None
     # Of a job that nobody keeps a body of, the answer went to the client that waited.
@@ -133,6 +137,7 @@ def job_json(record: JobRecord) -> dict[str, Any]:
         "attempts": record.attempts,
         "position": record.position,
         "eta_s": record.eta_s,
+        "waiting_for": waiting_for(record.model) if record.status is JobStatus.QUEUED else None,
         "usage": _usage(answered, ask) if answered else None,
         "result": _result(record, answered, ask) if answered and ask else None,
         "error": _error(finished) if finished is not None else None,

@@ -5,6 +5,7 @@ Knows no pixel and fetches nothing: what the client gave of each is made into an
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 from typing import Annotated, Any, NamedTuple
@@ -117,3 +118,28 @@ def picture_of(name: str, part: dict[str, Any]) -> Picture:
         case "http" | "https":
             return Picture(field, url=address)
     raise bad_field(field, "must be an address of data:, http: or https:")
+
+
+def without_files(body: Any, album: Album) -> Any:
+    """A client's JSON with digests in place of the pictures' files: still another one for other pictures, and all that
+    it takes to render its answer. The files are in the job, which is dropped when it has ended; this is kept."""
+    digests = {
+        picture.data: f"sha256:{hashlib.sha256(picture.data.encode()).hexdigest()}"
+        for picture in album.pictures
+        if picture.data
+    }
+
+    def slim(value: Any) -> Any:
+        match value:
+            case dict():
+                return {name: slim(item) for name, item in value.items()}
+            case list():
+                return [slim(item) for item in value]
+            case str() if value[:5].lower() == "data:":
+                head, comma, data = value.partition(",")
+                return f"{head}{comma}{digests.get(data, data)}"
+            case str():
+                return digests.get(value, value)
+        return value
+
+    return slim(body) if digests else body

@@ -34,6 +34,21 @@ def to_json(value: Any) -> bytes:
 
 def parse_object(raw: bytes) -> dict[str, Any]:
     """A client's JSON object; of duplicate keys the last one counts. Raises InvalidRequest."""
+    value = _parse(raw)
+    if not isinstance(value, dict):
+        raise InvalidRequest("The body must be a JSON object")
+    return value
+
+
+def parse_list(raw: bytes) -> list[Any]:
+    """The same for the few paths whose body is a list."""
+    value = _parse(raw)
+    if not isinstance(value, list):
+        raise InvalidRequest("The body must be a JSON array")
+    return value
+
+
+def _parse(raw: bytes) -> Any:
     try:
         text = raw.decode()
     except UnicodeDecodeError:
@@ -44,8 +59,6 @@ def parse_object(raw: bytes) -> dict[str, Any]:
         raise InvalidRequest(f"The body is not valid JSON: {error.msg} at character {error.pos}") from None
     except RecursionError:
         raise InvalidRequest("The body is nested too deeply") from None
-    if not isinstance(value, dict):
-        raise InvalidRequest("The body must be a JSON object")
     if text.count("[") + text.count("{") > MAX_DEPTH:
         _check_depth(value)
     if _SURROGATE.search(text):
@@ -70,8 +83,8 @@ def _bounded(digits: str) -> int:
     return int(digits)
 
 
-def _check_depth(value: dict[str, Any]) -> None:
-    level: list[Any] = [value]
+def _check_depth(value: Any) -> None:
+    level = [value]
     for _ in range(MAX_DEPTH):
         level = [
             child
@@ -84,7 +97,7 @@ def _check_depth(value: dict[str, Any]) -> None:
     raise InvalidRequest("The body is nested too deeply")
 
 
-def _check_text(value: dict[str, Any]) -> None:
+def _check_text(value: Any) -> None:
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:

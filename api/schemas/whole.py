@@ -10,7 +10,7 @@ from shared.events import Finished
 
 
 class WholeShape:
-    """One job's ending, rendered."""
+    """One job's ending, rendered. Of several jobs that all say the same, the first one's."""
 
     def __init__(self, render: Callable[[Finished], Any]) -> None:
         self._render = render
@@ -25,5 +25,4 @@ class WholeShape:
         raise AssertionError("never streamed")
 
     def body(self, endings: Sequence[Finished]) -> Any:
-        (ending,) = endings
-        return self._render(ending)
+        return self._render(endings[0])

@@ -53,6 +53,8 @@ class ModelCard(Wire):
     """What a client may know of a served model; the counts are the GGUF's own."""
 
     name: str
+    aliases: tuple[str, ...] = ()
+    """Other names that mean it."""
     path: str
     n_ctx: int
     n_ctx_train: int

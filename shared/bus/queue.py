@@ -37,6 +37,9 @@ SUSPECT_DEATHS = 2
 TRIES = 4
 """For what may be said twice."""
 
+IMAGE_BYTES = 4096
+"""That an image counts for when tenants are compared, however large its file is: a model sees some hundred tokens."""
+
 UNKNOWN_LENGTH = 512
 """Tokens that a request without a limit is taken to ask for, when tenants are compared."""
 
@@ -659,7 +662,9 @@ def _cost(job: Job, request: str) -> int:
     if not isinstance(job.request, Generation):
         return len(request)
     n_predict = job.request.n_predict
-    return len(request) + job.request.n_sequences * (n_predict if n_predict >= 0 else UNKNOWN_LENGTH)
+    images = job.request.media.images if job.request.media else ()
+    n_bytes = len(request) - sum(len(image.data) for image in images) + IMAGE_BYTES * len(images)
+    return n_bytes + job.request.n_sequences * (n_predict if n_predict >= 0 else UNKNOWN_LENGTH)
 
 
 def _fingerprint(job: Job) -> str:

@@ -26,6 +26,7 @@ from shared.bus import Bus, Chunk, Claimed, ModelCard, SlotState, Verdict, Wante
 from shared.errors import Cancelled, InvalidRequest, NotSupported, PromptTooLong, SlotstreamError, WorkerDied
 from shared.events import (
     Accepted,
+    AdapterScales,
     Answer,
     ChosenLogprob,
     Failure,
@@ -39,7 +40,7 @@ from shared.events import (
     Tokens,
     Vector,
 )
-from shared.jobs import Chat, Completion, Embedding, Generation, Infill, Rerank
+from shared.jobs import Chat, Completion, Embedding, Generation, Infill, Rerank, SetAdapters
 
 N_CTX = 64
 
@@ -70,6 +71,8 @@ class ScriptedWorker:
         self.cancelled: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         """By job: set when the worker was told to stop."""
         self.taken: list[str] = []
+        self.scales: tuple[float, ...] | None = None
+        """Of adapters, as they were set last."""
         self._changed = asyncio.Condition()
         self._running: dict[str, asyncio.Task[None]] = {}
 
@@ -87,7 +90,7 @@ class ScriptedWorker:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.bus.presence.leave(self.id)
 
-    async def announce(self, status: str, n_busy: int = 0) -> None:
+    async def announce(self, status: str, n_busy: int = 0, **more: object) -> None:
         state = {
             "id": self.id,
             "model": card(self.model, **self.card),
@@ -98,6 +101,7 @@ class ScriptedWorker:
             "host": "here",
             "pid": 1,
             "build": "b1",
+            **more,
         }
         await self.bus.presence.announce(WorkerState.model_validate(state), ttl_s=60)
 
@@ -155,6 +159,9 @@ class Performance:
             return Finished(status="succeeded", parts=tuple(map(vector, range(10**6), request.inputs)))
         if isinstance(request, Rerank):
             return Finished(status="succeeded", parts=tuple(scores(request)))
+        if isinstance(request, SetAdapters):
+            self.worker.scales = tuple(adapter.scale for adapter in request.adapters)
+            return Finished(status="succeeded", parts=(AdapterScales(scales=self.worker.scales),))
         assert isinstance(request, Generation)
         verb, _, _ = prompts_of(request)[0].partition(" ")
         if verb == "long":
@@ -265,7 +272,7 @@ class Speech:
             prompt="the prompt",
             prompt_tokens=7,
             stop_type=StopType.LIMIT if self._is_cut else StopType.EOS,
-            id_slot=2,
+            id_slot=self._request.id_slot if self._request.id_slot >= 0 else 2,
             seed=sampling.seed if sampling.seed is not None else 42,
             logprobs=tuple(entry for tokens in self._said for entry in tokens.logprobs),
             timings=Timings(queue_ms=1.5, cache_n=3, prompt_n=4, prompt_ms=8.0, predicted_n=n_said, predicted_ms=10.0),

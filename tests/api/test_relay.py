@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 from starlette.types import Message
 
+from api.fleet import Staffing
 from api.relay import Departure, MadeJobs
 from api.schemas.ask import Heard
 from shared.errors import Cancelled, EngineFailed, Expired, NotReady, SlotstreamError
@@ -135,9 +136,17 @@ async def test_a_job_that_nobody_can_take_is_given_up_and_one_that_was_taken_is_
         await asyncio.sleep(min(timeout_s, 0.005))
         return next(script, None)
 
-    assert await MadeJobs(jobs(1), hear, lambda: False).endings() == [DONE]
+    assert await MadeJobs(jobs(1), hear, lambda: Staffing(is_there=False)).endings() == [DONE]
     with pytest.raises(NotReady, match="No worker serves 'm' now"):
-        await MadeJobs(jobs(1), hear, lambda: False).endings()
+        await MadeJobs(jobs(1), hear, lambda: Staffing(is_there=False)).endings()
+
+
+async def test_why_a_model_cannot_be_loaded_is_known_at_once() -> None:
+    async def hear(timeout_s: float) -> Heard | None:
+        return None
+
+    with pytest.raises(NotReady, match="no such file"):
+        await MadeJobs(jobs(1), hear, lambda: Staffing(is_there=False, failure="no such file")).endings()
 
 
 async def test_endings_come_in_the_order_of_the_jobs() -> None:

@@ -223,6 +223,8 @@ async def test_the_openai_client_works_on_the_real_thing(stack: Stack) -> None:
     assert "".join(chunks) == plain.choices[0].message.content
     vectors = await client.embeddings.create(model="x", input=["a cat", "a kitten", "the stock market", "a cat"])
     cat, kitten, market, again = (np.array(item.embedding) for item in vectors.data)
+    plain_cat = (await client.embeddings.create(model="x", input="a cat", encoding_format="float")).data[0].embedding
+    assert len(cat) == 576 and cat == pytest.approx(plain_cat, abs=1e-6)  # the client asks for base64 by itself
     assert cat @ cat == pytest.approx(1, abs=1e-3)
     assert np.abs(cat - again).max() < 1e-5
     assert cat @ kitten > cat @ market

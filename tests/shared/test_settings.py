@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from shared.overrides import MetadataOverride
 from shared.settings import (
     ROLES,
     ApiSettings,
@@ -134,6 +136,137 @@ def test_a_misspelt_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("SLOTSTREAM_API_KEYS", "a")
     with pytest.raises(ConfigError, match="no setting is named SLOTSTREAM_API_KEYS"):
         ApiSettings.load()
+
+
+@pytest.mark.parametrize("how", ["flag", "variable", "file", "table"])
+def test_whoever_is_wrong_is_named_also_where_settings_contradict_each_other(
+    how: str, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["-b", "2"] if how == "flag" else []
+    place = {"flag": "--batch-size", "variable": "SLOTSTREAM_BATCH_SIZE", "file": "slotstream.toml: batch_size"}
+    if how == "variable":
+        monkeypatch.setenv("SLOTSTREAM_BATCH_SIZE", "2")
+    elif how != "flag":
+        table = "[worker]\n" if how == "table" else ""
+        (elsewhere / "slotstream.toml").write_text(f"{table}batch_size = 2\n")
+    with pytest.raises(SystemExit):
+        from_flags(WorkerSettings, "-np", "4", *argv)
+    named = place.get(how, "slotstream.toml: [worker] batch_size")
+    assert capsys.readouterr().err == f"slotstream x: {named} is 2, and must be at least --parallel, 4\n"
+
+
+def test_a_child_blames_the_place_where_its_supervisor_has_a_value_from(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (elsewhere / "slotstream.toml").write_text("[worker]\nctx_size = 5\n")
+    monkeypatch.setenv("SLOTSTREAM_PARALLEL", "4")
+    told = ServeSettings.load(None, ubatch_size=3, model="x.gguf")
+    (elsewhere / "slotstream.toml").unlink()
+    for name, value in told.to_environment().items():
+        monkeypatch.setenv(name, value)
+    child = WorkerSettings.load()
+    assert (child.ctx_size, child.parallel, child.ubatch_size) == (5, 4, 3)
+    assert (
+        child.blame("--ctx-size, --parallel, --ubatch-size, --batch-size and --no-such-thing")
+        == "slotstream.toml: [worker] ctx_size, SLOTSTREAM_PARALLEL, --ubatch-size, --batch-size and --no-such-thing"
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["-ctv", "q8_0", "-fa", "off"], "--cache-type-v q8_0 needs flash attention, and --flash-attn is off"),
+        (["--rope-scale", "2", "--rope-freq-scale", "0.5"], "--rope-scale and --rope-freq-scale exclude each other"),
+        (["--rope-freq-base", "nan"], "--rope-freq-base: input should be"),
+        (["--rope-scale", "0"], "--rope-scale: input should be greater than 0"),
+        (["--load-mode", "mmap", "--mlock"], "--load-mode says all that --mlock and --mmap do"),
+        (["--chat-template", "a", "--chat-template-file", "b"], "exclude each other"),
+        (["--no-jinja"], "--no-jinja is not possible"),
+        (["-ts", "1,-1"], "--tensor-split: a proportion must be a number from 0 on"),
+        (["-ts", "nan"], "--tensor-split: a proportion must be a number from 0 on"),
+        (["-ts", "0,0"], "--tensor-split: one proportion at least must be more than 0"),
+        (["-ts", "many"], "--tensor-split: input should be a valid number"),
+        (["-ot", "blk"], "--override-tensor: 'blk' must be PATTERN=BUFFER"),
+        (["-c", "99999999999"], "--ctx-size: input should be less than or equal to 2147483647"),
+        (["-ctk", "q9_9"], "--cache-type-k: input should be 'f32'"),
+    ],
+)
+def test_what_llama_cpp_could_not_do_is_one_sentence(
+    argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        from_flags(WorkerSettings, *argv)
+    error = capsys.readouterr().err
+    assert left.value.code == 2
+    assert said in error and error.startswith("slotstream x: ") and error.count("\n") == 1
+
+
+def test_loading_has_the_names_of_llama_server() -> None:
+    argv = """-sm row -ts 3,1 -mg 1 -dev a,b -ot x=CPU,y=CPU -cmoe -ncmoe 3 -nkvo --mlock --no-mmap --numa isolate
+    --override-kv a=int:1,b=bool:true --override-kv c=str:x --check-tensors --rope-scaling yarn --rope-scale 4
+    --yarn-orig-ctx 8 --swa-full --no-warmup --jinja -ngl all""".split()
+    settings = from_flags(WorkerSettings, *argv)
+    assert isinstance(settings, WorkerSettings)
+    assert (settings.split_mode, settings.tensor_split, settings.main_gpu) == ("row", (3.0, 1.0), 1)
+    assert (settings.device, settings.override_tensor) == (("a", "b"), ("x=CPU", "y=CPU"))
+    assert (settings.cpu_moe, settings.n_cpu_moe, settings.kv_offload) == (True, 3, False)
+    assert (settings.mlock, settings.mmap, settings.numa, settings.check_tensors) == (True, False, "isolate", True)
+    assert settings.override_kv == ("a=int:1", "b=bool:true", "c=str:x")
+    assert (settings.rope_scaling, settings.rope_scale, settings.yarn_orig_ctx) == ("yarn", 4.0, 8)
+    assert (settings.swa_full, settings.warmup, settings.n_gpu_layers) == (True, False, -1)
+
+
+def test_a_list_reaches_a_child_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = WorkerSettings.load(override_kv=['"a=str:x,y"', 'b=str:say "hi"'], tensor_split="3/1")
+    assert told.override_kv == ("a=str:x,y", 'b=str:say "hi"')
+    for name, value in told.to_environment().items():
+        monkeypatch.setenv(name, value)
+    child = WorkerSettings.load()
+    assert (child.override_kv, child.tensor_split) == (told.override_kv, (3.0, 1.0))
+
+
+def test_a_list_may_stand_in_the_file(elsewhere: Path) -> None:
+    (elsewhere / "slotstream.toml").write_text("tensor_split = [3, 1]\noverride_kv = ['a=int:1', 'b=bool:true']\n")
+    settings = WorkerSettings.load()
+    assert (settings.tensor_split, settings.override_kv) == ((3.0, 1.0), ("a=int:1", "b=bool:true"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("key", "must be KEY=TYPE:VALUE"),
+        ("key=5", "must be KEY=TYPE:VALUE"),
+        ("=int:5", "must have a key of 1 to 127 bytes"),
+        (f"{'k' * 128}=int:5", "must have a key of 1 to 127 bytes"),
+        ("key=int:5.5", "'5.5' is no int"),
+        (f"key=int:{2**63}", "is no int"),
+        ("key=float:inf", "'inf' is no float"),
+        ("key=bool:yes", "'yes' is no bool"),
+        (f"key=str:{'é' * 64}", "a str has at most 127 bytes"),
+        ("key=list:1", "'list' is none of int, float, bool, str"),
+    ],
+)
+def test_an_override_that_is_none_is_named(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        WorkerSettings.load(override_kv=("a=int:1", text))
+    assert str(refusal.value).startswith("--override-kv: ") and text in str(refusal.value)
+    assert said in str(refusal.value)
+
+
+def test_the_longest_key_and_text_are_taken() -> None:
+    assert MetadataOverride.parse(f"{'k' * 127}=str:{'v' * 127}") == MetadataOverride("k" * 127, "v" * 127)
+    assert MetadataOverride.parse("a=str:b=c:d").value == "b=c:d"
+
+
+@pytest.mark.parametrize("role", ["worker", "serve", "run", "api"])
+def test_the_help_has_a_heading_for_each_kind_of_setting(role: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        from_flags(ROLES[role], "--help")
+    text = capsys.readouterr().out
+    headings = re.findall(r"^(\w.*):$", text, re.MULTILINE)
+    assert ("model" in headings) == (role != "api") and "queue and log" in headings
+    assert ("Exit codes:" in text) == (role != "api")
+    assert len(headings) == len(set(headings))
 
 
 def test_a_wrong_variable_is_named_as_such(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,9 +20,9 @@ from statistics import median, quantiles
 import httpx
 
 from shared.bus import EmbeddedServer
-from tests.models import tiny_model
+from tests.models import tiny_model, write_adapter
 from tests.soak.clients import Crowd
-from tests.soak.errands import N_CTX_SLOT
+from tests.soak.errands import N_ADAPTERS, N_CTX_SLOT
 from tests.soak.gauges import Growth, growth_of, resident_mb
 from tests.stack import Role, Stack
 
@@ -82,7 +82,13 @@ async def soak(seconds: float, seed: int, n_clients: int, folder: Path) -> Outco
         stack.http = httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_connections=None))
         try:
             api = await stack.start_api()
-            worker = await stack.start_worker(tiny_model(), parallel=N_SLOTS, ctx_size=N_SLOTS * N_CTX_SLOT)
+            worker = await stack.start_worker(
+                tiny_model(),
+                parallel=N_SLOTS,
+                ctx_size=N_SLOTS * N_CTX_SLOT,
+                lora=",".join(str(write_adapter(folder / f"{n}.gguf", n_layers=1, seed=n)) for n in range(N_ADAPTERS)),
+                lora_init_without_apply=True,
+            )
             tasks = stack.start("api.tasks")
             assert server.pid is not None
             pids = {"worker": worker.process.pid, "api": api.process.pid, "server": server.pid}

@@ -11,6 +11,8 @@ from typing import Any
 
 N_CTX_SLOT = 512
 """Tokens of a slot in the stack that is asked."""
+N_ADAPTERS = 2
+"""That its worker has, and that nobody gets who does not ask for them."""
 FIRST_ID, LAST_ID = 100, 49_000
 """Ids of ordinary tokens: no control tokens in between."""
 
@@ -214,6 +216,14 @@ def _group(dice: random.Random) -> Errand:
     return Errand("prefix", "/completion", body, dice.choice(tuple(Way)))
 
 
+def _adapted(dice: random.Random) -> Errand:
+    """With adapters of its own, often over a beginning that others compute with others."""
+    scales = [{"id": id, "scale": dice.choice((0, 0.5, 1, -1))} for id in range(N_ADAPTERS)]
+    shared = _ids(random.Random(dice.randrange(6)), 60)
+    body = _body(dice, prompt=shared + _ids(dice, dice.randrange(1, 40)), ignore_eos=True, lora=scales)
+    return Errand("adapters", "/completion", body, dice.choice(tuple(Way)))
+
+
 def _long(dice: random.Random) -> Errand:
     body = _body(dice, prompt=_ids(dice, dice.randrange(400, N_CTX_SLOT - 20)), ignore_eos=True, n_predict=16)
     return Errand("long prompt", "/completion", body, dice.choice(tuple(Way)))
@@ -243,6 +253,7 @@ KINDS: dict[Callable[[random.Random], Errand], int] = {
     _too_long: 2,
     _embeddings: 4,
     _group: 10,
+    _adapted: 6,
     _long: 4,
     _words: 2,
 }

@@ -48,14 +48,14 @@ class Worker:
             on_lost=lambda lease: loop.call_soon_threadsafe(self.publisher.lose, lease) and None,
         )
         self.publisher.attach(self.engine, self._keeper)
-        self._announcer = Announcer(bus.presence, name, "m", self.engine.config)
+        self._announcer = Announcer(bus.presence, name, ("m",), "m.gguf", self.engine.config.n_slots)
         self._bus, self._name, self._lease_s = bus, name, settings.lease_s
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
         await asyncio.to_thread(self.engine.start)
         rules = Rules(n_ctx=self.engine.n_ctx_slot, n_ubatch=512, n_slots=self.engine.config.n_slots)
-        registrar = Registrar(self.engine.model, rules, adapters=self.engine.adapters)
+        registrar = Registrar(self.engine.model, rules, adapters=self.engine.adapters, vision=self.engine.vision)
         await agree(self._bus.presence, self.engine.adapters, "m")
         hands = Hands(self.engine, self.held, self.publisher, self._keeper)
         station = Station(self._name, "m", self.engine.config.n_slots, self._lease_s)

@@ -66,9 +66,10 @@ async def test_a_job_has_the_adapters_that_it_names_or_else_those_that_are_set(
         assert (await running.to_the_end()).answers[0].text.startswith(plain)
 
 
-async def test_the_scales_are_announced_when_they_change(
-    bus: Bus, hire: Hire, adapters: tuple[AdapterFile, ...]
+async def test_the_scales_are_announced_as_soon_as_they_change(
+    bus: Bus, hire: Hire, adapters: tuple[AdapterFile, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("worker.presence.EVERY_S", 1e6)
     await hire(adapters=adapters)
     paths = [str(adapter.path) for adapter in adapters]
     card = await card_of(bus, "w1", lambda card: bool(card.adapters))

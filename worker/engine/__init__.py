@@ -8,7 +8,16 @@ from worker.engine.config import EngineConfig
 from worker.engine.constraint import Grammar, Grammars
 from worker.engine.engine import Engine, EngineEvent, OnEvents
 from worker.engine.images import ImageRows, Picture, Placed
-from worker.engine.llama import FillTokens, LoadFailed, Model, ModelFacts, Pixels
+from worker.engine.llama import (
+    FillTokens,
+    LoadAbandoned,
+    LoadFailed,
+    Model,
+    ModelFacts,
+    Pixels,
+    apply_builtin_template,
+    builtin_templates,
+)
 from worker.engine.snapshot import BatchSnapshot, EngineSnapshot, SlotSnapshot, Stuck
 from worker.engine.task import EmbedTask, GenerateTask, SequenceKey, Task
 from worker.engine.vision import TooManyRows, Vision
@@ -27,6 +36,7 @@ __all__ = [
     "Grammar",
     "Grammars",
     "ImageRows",
+    "LoadAbandoned",
     "LoadFailed",
     "Model",
     "ModelFacts",
@@ -40,4 +50,6 @@ __all__ = [
     "Task",
     "TooManyRows",
     "Vision",
+    "apply_builtin_template",
+    "builtin_templates",
 ]

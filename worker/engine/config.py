@@ -111,7 +111,9 @@ class ProjectorConfig:
             raise ConfigError(f"--image-max-tokens is {n_max}, less than --image-min-tokens, {n_min}")
         return cls(
             settings.mmproj,
-            n_threads=n_threads,
+            # Decodes go on beside it. On two CPUs two threads encode no faster than one while there are some, and each
+            # more makes decodes stutter.
+            n_threads=max(1, n_threads // 2),
             uses_gpu=settings.mmproj_offload,
             flash_attention=settings.flash_attn,
             n_min_tokens=n_min or -1,
@@ -124,6 +126,8 @@ class EngineConfig:
     model: Path
     n_ctx: int = 0
     """KV cells for all slots together; 0 takes the model's training context."""
+    n_ctx_flag: str = "--ctx-size"
+    """What to change when there are too many."""
     n_slots: int = 8
     n_ctx_slot: int = 0
     """Longest sequence of one slot; 0 is n_ctx // n_slots. More than that overcommits the cells."""
@@ -158,12 +162,13 @@ class EngineConfig:
     def from_settings(cls, settings: WorkerSettings) -> EngineConfig:
         """Resolve `demo` and the number of threads. ConfigError without a model, or where settings contradict."""
         settings.check()
-        if not settings.model:
-            raise ConfigError("--model is needed: a GGUF file, or `demo`")
         n_threads = settings.threads or choose_threads()
         return cls(
-            model=demo_model_path() if settings.model == "demo" else Path(settings.model),
+            model=named_model(settings),
             n_ctx=settings.ctx_size or settings.kv_unified_per_slot * settings.parallel,
+            n_ctx_flag="--kv-unified-per-slot"
+            if settings.kv_unified_per_slot and not settings.ctx_size
+            else "--ctx-size",
             n_slots=settings.parallel,
             n_ctx_slot=settings.kv_unified_per_slot,
             n_batch=settings.batch_size,
@@ -185,6 +190,13 @@ class EngineConfig:
             adapters=_adapters(settings),
             projector=ProjectorConfig.from_settings(settings, n_threads),
         )
+
+
+def named_model(settings: WorkerSettings) -> Path:
+    """The file that the settings name. ConfigError when they name none."""
+    if not settings.model:
+        raise ConfigError("--model is needed: a GGUF file, or `demo`")
+    return demo_model_path() if settings.model == "demo" else Path(settings.model)
 
 
 def _grouping(settings: WorkerSettings) -> Grouping:

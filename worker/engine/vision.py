@@ -11,6 +11,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 
+import numpy as np
+
 from shared.errors import EngineFailed, InvalidRequest
 from worker.engine.images import ImageRows, Picture
 from worker.engine.llama import Pixels, Projector, Slice, View
@@ -83,6 +85,8 @@ class Vision:
         values = view.encode(index)
         if values is None:
             raise EngineFailed("the model's projector failed to encode an image")
+        if not np.isfinite(values).all():  # in the cache they would spread to all that is computed there
+            raise EngineFailed("the model's projector makes values of an image that are not numbers")
         values.flags.writeable = False
         return ImageRows(
             self._id(digest, index), values, part.n_positions, part.places, part.steps, self._projector.is_causal

@@ -293,6 +293,7 @@ def test_an_answer_is_its_words(result: Any, text: str) -> None:
         ({"status": "queued"}, "waiting"),
         ({"status": "queued", "position": 3}, "position 3"),
         ({"status": "queued", "position": 3, "eta_s": 75.4}, "position 3, about 1 min 15 s"),
+        ({"status": "queued", "position": 3, "waiting_for": "a worker"}, "position 3, waiting for a worker"),
         ({"status": "succeeded", "started_at": 5, "ended_at": 12}, "7 s"),
         ({"status": "succeeded", "usage": {"prompt_tokens": 1}}, "1 prompt token"),
         ({"status": "cancelled", "error": {"message": "no more"}}, "no more"),

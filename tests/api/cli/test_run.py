@@ -161,12 +161,12 @@ def test_a_model_in_the_settings_file_is_for_other_commands_than_run_with_a_serv
     assert bulk.run(*go(bulk, jobs_server)).returncode == 0
 
 
-@pytest.mark.parametrize(("model", "fault"), [("nothing.gguf", "does not exist"), (".", "is a folder")])
+@pytest.mark.parametrize(("model", "fault"), [("nothing.gguf", "no such file or directory"), (".", "is a directory")])
 def test_a_model_file_that_is_missing_is_said_before_anything_starts(bulk: RunCommand, model: str, fault: str) -> None:
     bulk.write({"say": "x"})
     refused = bulk.run("in.jsonl", "-o", "out.jsonl", "-m", model)
     assert refused.returncode == 2
-    assert refused.stderr == f"slotstream run: the model {model} {fault} (see --model)\n"
+    assert refused.stderr == f"slotstream run: cannot read the model {model}: {fault}\n"
     assert [path.name for path in bulk.folder.iterdir()] == ["in.jsonl"]
 
 
@@ -249,7 +249,7 @@ def test_another_model_is_refused_until_restart(
 
 def test_another_model_is_said_before_anything_starts(bulk: RunCommand) -> None:
     bulk.write({})
-    (bulk.folder / "b.gguf").touch()
+    (bulk.folder / "b.gguf").write_bytes(b"GGUF")
     with RunFolder.open(bulk.folder / "state", bulk.source, bulk.output) as run:
         run.begin(survey(bulk.source), is_restart=False, model=RunModel.of(WorkerSettings(model="demo")))
     refused = bulk.run("in.jsonl", "-o", "out.jsonl", "-m", "b.gguf", "--state-dir", str(bulk.folder / "state"))

@@ -41,9 +41,9 @@ def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_a_bad_model_ends_serve_and_run_with_the_workers_own_sentence(tmp_path: Path, bulk: RunCommand) -> None:
-    (tmp_path / "bad.gguf").write_text("not a model")
+    (tmp_path / "bad.gguf").write_text("GGUF, and then no model")
     refused = serve(tmp_path, "-m", "bad.gguf", "--port", "0")
-    assert refused.returncode == 2
+    assert refused.returncode == 3
     assert "slotstream worker: " in refused.stderr
     assert "bad.gguf" in refused.stderr
     assert "starting it again" not in refused.stderr
@@ -55,8 +55,8 @@ def test_a_bad_model_ends_serve_and_run_with_the_workers_own_sentence(tmp_path: 
 
 def test_serve_says_that_a_model_file_is_missing_before_anything_starts(tmp_path: Path) -> None:
     refused = serve(tmp_path, "-m", "nothing.gguf", "--port", "0")
-    assert refused.returncode == 2
-    assert refused.stderr == "slotstream serve: the model nothing.gguf does not exist (see --model)\n"
+    assert refused.returncode == 3
+    assert refused.stderr == "slotstream serve: cannot read the model nothing.gguf: no such file or directory\n"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -73,9 +73,9 @@ def test_the_model_of_the_readmes_settings_file_is_found(
         files += ["--config", str(tmp_path / "our.toml")]
     else:
         monkeypatch.setenv("SLOTSTREAM_CONFIG", str(tmp_path / "our.toml"))
-    assert main([command, *files]) == 2
+    assert main([command, *files]) == (3 if command == "serve" else 2)
     assert capsys.readouterr().err == (
-        f"slotstream {command}: the model {tmp_path}/model.gguf does not exist (see --model)\n"
+        f"slotstream {command}: cannot read the model {tmp_path}/model.gguf: no such file or directory\n"
     )
 
 

@@ -84,13 +84,13 @@ signal.pause()
 
 async def test_a_child_that_crashes_is_started_again_and_said_so(tmp_path: Path) -> None:
     heard = Heard()
-    crashing = python("api", "print('up', flush=True); raise SystemExit(3)", tmp_path)
+    crashing = python("api", "print('up', flush=True); raise SystemExit(5)", tmp_path)
     async with Supervisor([crashing], say=heard, first_delay_s=0.01) as supervisor:
         supervisor.mark_ready()
         first = await heard.next()
         await heard.next()
-        assert first == "api ended (exit code 3); starting it again in 0.01 s"
-        assert heard[1] == "api ended (exit code 3); starting it again in 0.02 s"
+        assert first == "api ended (exit code 5); starting it again in 0.01 s"
+        assert heard[1] == "api ended (exit code 5); starting it again in 0.02 s"
     assert (tmp_path / "api.log").read_text().startswith("up\nup\n")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -50,3 +51,62 @@ async def test_a_model_that_loads_has_no_list_yet(settings: ApiSettings, bus: Bu
     async with serve(settings) as api:
         response = await api.client.get("/lora-adapters")
     assert response.status_code == 503 and "retry-after" in response.headers
+
+
+async def test_scales_are_set_on_every_worker_of_the_model(settings: ApiSettings, bus: Bus) -> None:
+    async with (
+        ScriptedWorker(bus, worker_id="w1", **adapters(1.0, 1.0)) as first,
+        ScriptedWorker(bus, worker_id="w2", **adapters(1.0, 1.0)) as second,
+        ScriptedWorker(bus, worker_id="w3", model="other") as other,
+        serve(settings) as api,
+    ):
+        body = [{"id": 1, "scale": 0.5}]
+        response = await api.client.post("/lora-adapters?model=tiny", json=body)
+        assert (response.status_code, response.json()) == (200, {"success": True})
+        assert (first.scales, second.scales, other.scales) == ((0.5,), (0.5,), None)
+        assert (await api.client.post("/lora-adapters?model=tiny", json=[])).json() == {"success": True}
+        assert (first.scales, second.scales) == ((), ())
+
+
+BAD_BODIES: list[tuple[bytes, str]] = [
+    (b"{}", "must be a JSON array"),
+    (b'"x"', "must be a JSON array"),
+    (b"[", "not valid JSON"),
+    (b"[" * 100 + b"]" * 100, "nested too deeply"),
+    (b"[1]", "adapters[0]"),
+    (b"[{}]", "adapters[0].id"),
+    (b'[{"id": 0}]', "adapters[0].scale"),
+    (b'[{"id": 0, "scale": NaN}]', "NaN"),
+    (b'[{"id": 0, "scale": 1e39}]', "adapters[0].scale"),
+    (b'[{"id": 0, "scale": true}]', "adapters[0].scale"),
+    (b'[{"id": -1, "scale": 1}]', "adapters[0].id"),
+    (b'[{"id": 0, "scale": 1}, {"id": 1, "scale": 1}]', "adapters[1].id': there is no adapter 1 of 1"),
+]
+
+
+async def test_what_is_no_list_of_scales_changes_nothing(settings: ApiSettings, bus: Bus) -> None:
+    async with (
+        ScriptedWorker(bus, worker_id="w1", **adapters(1.0, 1.0)) as first,
+        ScriptedWorker(bus, worker_id="w2", **adapters(1.0)) as second,
+        serve(settings) as api,
+    ):
+        for body, told in BAD_BODIES:
+            response = await api.client.post("/lora-adapters", content=body)
+            assert response.status_code == 400 and told in response.json()["error"]["message"], (body, response.text)
+    assert (first.scales, second.scales) == (None, None)
+
+
+async def test_a_worker_that_goes_before_it_was_told_is_a_503(settings: ApiSettings, bus: Bus) -> None:
+    """It says that it leaves, and the next look of its neighbour settles what was meant for it."""
+    gone = ScriptedWorker(bus, worker_id="w2", **adapters(1.0))
+    await gone.announce("ready")
+    async with ScriptedWorker(bus, worker_id="w1", **adapters(1.0)) as left, serve(settings) as api:
+        asking = asyncio.create_task(api.client.post("/lora-adapters", json=[{"id": 0, "scale": 2}]))
+        await left.has_taken(1)
+        await bus.presence.leave("w2")
+        await bus.queue.leave("w2", "tiny")
+        response = await asking
+        assert response.status_code == 503 and "retry-after" in response.headers
+        assert "gone" in response.json()["error"]["message"]
+        again = await api.client.post("/lora-adapters", json=[{"id": 0, "scale": 3}])
+    assert again.json() == {"success": True} and left.scales == (3.0,)

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
 import pytest
 from aiohttp import web
 from PIL import Image
@@ -105,6 +106,23 @@ async def test_a_job_with_images_is_answered_like_its_endpoint(sighted: Api, see
     await seeing.is_idle()
     job = (await sighted.client.get(f"/v1/jobs/{made['id']}")).json()
     assert [answer["content"] for answer in job["result"]] == [f"*{RED}", f"b{RED}"]
+
+
+async def test_a_key_makes_one_job_of_one_picture_and_no_file_is_kept_with_it(
+    sighted: Api, seeing: ScriptedWorker, bus: Bus
+) -> None:
+    async def make(file: str) -> httpx.Response:
+        job = {"endpoint": "/v1/chat/completions", "body": shows(data_url(file))}
+        return await sighted.client.post("/v1/jobs", json=job, headers={"Idempotency-Key": "k"})
+
+    made = await make(RED)
+    assert [(await make(file)).status_code for file in (RED, WIDE, RED)] == [200, 409, 200]
+    await seeing.has_taken(1)
+    await seeing.is_idle()
+    record = await bus.queue.record(made.json()["id"])
+    assert record is not None and record.body is not None and RED not in record.body
+    result = (await sighted.client.get(f"/v1/jobs/{record.id}")).json()["result"]
+    assert result["choices"][0]["message"]["content"] == f"*{RED}"
 
 
 BAD_FILES = [

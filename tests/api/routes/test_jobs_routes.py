@@ -21,7 +21,7 @@ from tests.api.sse_lines import Event, events
 
 JOB_KEYS = {
     *("id", "object", "status", "endpoint", "model", "priority", "created_at", "started_at", "ended_at"),
-    *("deadline_at", "attempts", "position", "eta_s", "usage", "result", "error", "metadata"),
+    *("deadline_at", "attempts", "position", "eta_s", "waiting_for", "usage", "result", "error", "metadata"),
 }
 
 

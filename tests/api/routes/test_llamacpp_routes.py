@@ -401,3 +401,29 @@ async def test_what_outlasts_the_server_ends_with_an_error(settings: ApiSettings
         assert (await waiting).json()["error"]["type"] == "unavailable_error"
         for job_id in jobs:
             await asyncio.wait_for(worker.cancelled[job_id].wait(), 5)
+
+
+async def test_slots_are_counted_over_workers_and_round_again(settings: ApiSettings, bus: Bus) -> None:
+    async with (
+        ScriptedWorker(bus, worker_id="w1", n_slots=2) as first,
+        ScriptedWorker(bus, worker_id="w2", n_slots=3) as second,
+        serve(settings) as api,
+    ):
+        for number, worker, slot in ((0, first, 0), (1, first, 1), (2, second, 0), (4, second, 2), (6, first, 1)):
+            n_taken = len(worker.taken)
+            answer = (await api.client.post("/completion", json={"prompt": "say a", "id_slot": number})).json()
+            assert (answer["id_slot"], len(worker.taken)) == (slot, n_taken + 1), number
+        job = {"endpoint": "/completion", "body": {"prompt": "say a", "id_slot": 3}}
+        made = (await api.client.post("/v1/jobs", json=job)).json()
+        assert (await second.has_taken(3))[-1] == made["id"]
+
+
+async def test_an_array_with_a_slot_stays_on_its_worker(settings: ApiSettings, bus: Bus) -> None:
+    async with (
+        ScriptedWorker(bus, worker_id="w1", n_slots=1) as first,
+        ScriptedWorker(bus, worker_id="w2", n_slots=1) as second,
+        serve(settings) as api,
+    ):
+        body = {"prompt": ["say a", "say b", "say c"], "id_slot": 1}
+        assert [each["content"] for each in (await api.client.post("/completion", json=body)).json()] == ["a", "b", "c"]
+    assert (len(first.taken), len(second.taken)) == (0, 3)

@@ -13,7 +13,7 @@ from shared.bus import Bus, open_bus
 from shared.errors import BusUnavailable
 from shared.settings import ApiSettings
 from tests.api.conftest import Api, RedisProcess, serve
-from tests.api.scripted_worker import ScriptedWorker
+from tests.api.scripted_worker import ScriptedWorker, card
 
 
 async def test_a_served_model_is_healthy(api: Api) -> None:
@@ -34,12 +34,50 @@ async def test_without_a_worker_there_is_no_health_but_readiness(settings: ApiSe
         assert (await api.client.get("/live")).status_code == 200
 
 
-async def test_a_loading_model_is_told(settings: ApiSettings, bus: Bus) -> None:
-    await ScriptedWorker(bus).announce("loading")
+async def test_a_loading_model_is_told_with_its_progress(settings: ApiSettings, bus: Bus) -> None:
+    await ScriptedWorker(bus).announce("loading", progress=0.4)
+    await ScriptedWorker(bus, worker_id="w2").announce("loading", progress=0.3)
     async with serve(settings) as api:
         response = await api.client.get("/health")
     assert response.status_code == 503
-    assert response.json()["error"]["message"] == "Loading model"
+    body = response.json()
+    assert (body["status"], body["progress"], body["error"]["message"]) == ("loading model", 0.4, "Loading model")
+
+
+async def test_who_waits_for_a_model_that_cannot_be_loaded_hears_why(settings: ApiSettings, bus: Bus) -> None:
+    worker = ScriptedWorker(bus)
+    await worker.announce("loading", progress=0.5)
+    async with serve(settings) as api:
+        asking = asyncio.create_task(api.client.post("/completion", json={"prompt": "say a"}))
+        made = await api.client.post("/v1/jobs", json={"endpoint": "/completion", "body": {"prompt": "say b"}})
+        job = made.json()
+        assert job["waiting_for"] == "the model, which is loaded to 50%"
+        await worker.announce("failed", failure="there is no such model")
+        asked = await asking
+        assert (asked.status_code, asked.json()["error"]["message"]) == (503, "there is no such model")
+        health = await api.client.get("/health")
+        assert (health.json()["status"], health.json()["error"]["message"]) == ("load failed", "there is no such model")
+        [listed] = (await api.client.get("/v1/jobs?status=queued")).json()["data"]
+        assert listed["waiting_for"] == "a worker; the last one could not start: there is no such model"
+        async with ScriptedWorker(bus, worker_id="w2"):
+            await until_health(api, 200)
+            await api.client.get(f"/v1/jobs/{job['id']}/events")
+            ended = (await api.client.get(f"/v1/jobs/{job['id']}")).json()
+            assert (ended["status"], ended["waiting_for"]) == ("succeeded", None)
+
+
+async def test_every_name_of_a_model_means_it(settings: ApiSettings, bus: Bus) -> None:
+    named = card("first").model_copy(update={"aliases": ("second", "third")})
+    async with ScriptedWorker(bus, model="first") as worker, ScriptedWorker(bus, model="other", worker_id="w2"):
+        await worker.announce("ready", model=named)
+        async with serve(settings) as api:
+            for name in ("first", "second", "third"):
+                body = {"prompt": "say a", "model": name}
+                assert (await api.client.post("/completion", json=body)).status_code == 200
+            shown = {each["id"]: each["aliases"] for each in (await api.client.get("/v1/models")).json()["data"]}
+            assert shown == {"first": ["first", "second", "third"], "other": ["other"]}
+            refused = await api.client.post("/completion", json={"prompt": "say a", "model": "fourth"})
+            assert refused.status_code == 404
 
 
 async def test_nobody_can_work_for_a_server_that_never_had_a_model(settings: ApiSettings) -> None:

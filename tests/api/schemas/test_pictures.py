@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from api.schemas.ask import Ask
 from api.schemas.llamacpp import completion, infill
 from api.schemas.openai import chat, completions
-from api.schemas.pictures import MAX_PICTURES
+from api.schemas.pictures import MAX_PICTURES, without_files
 from api.schemas.vocabulary import apply_template
 from shared.errors import InvalidRequest, NotSupported
 from shared.events import Finished, Text
@@ -222,6 +223,21 @@ def test_an_array_is_split_into_prompts_with_their_own_images() -> None:
     ]
     assert isinstance(placed.request, Completion) and placed.request.media is not None
     assert placed.request.media.mark == ask.album.mark and len(placed.request.media.images) == 3
+
+
+def test_what_is_kept_of_a_body_has_no_file_in_it_and_still_tells_pictures_apart() -> None:
+    def kept(*files: str) -> str:
+        body = {
+            **says(text("see"), *[part(f"{DATA}{file}") for file in files], part("https://x/y")),
+            "metadata": {"seen": [files[0]], "n": 1},
+        }
+        return json.dumps(without_files(body, chat(body).album))
+
+    one, other, again = kept("A" * 1000, "B" * 1000), kept("A" * 1000, "C" * 1000), kept("A" * 1000, "B" * 1000)
+    assert one == again != other
+    assert "AAAA" not in one and len(one) < 800
+    assert shown(chat(json.loads(one)))[0] == ["see***"]
+    assert shown(chat(json.loads(one)))[1][2] == "https://x/y"
 
 
 def test_a_rendered_template_shows_where_images_stand() -> None:

@@ -20,9 +20,11 @@ from shared.jobs import (
     Completion,
     Detokenize,
     Embedding,
+    Image,
     Job,
     JobStatus,
     Lane,
+    Media,
     Tokenize,
     new_job_id,
     partition_of,
@@ -238,6 +240,14 @@ class TestClaim:
         claims = await bus.queue.claim("w1", "m", Wanted(0, 15 + dear.n_sequences, 0))
         counts = Counter(claim.job.tenant for claim in claims)
         assert counts["cheap"] > 4 * counts["dear"] > 0
+
+    async def test_an_image_counts_alike_however_large_its_file_is(self, bus: Bus) -> None:
+        for n_bytes, tenant in ((100, "small"), (100_000, "large")):
+            media = Media(mark="stands-for-it", images=(Image(data="A" * n_bytes),))
+            for _ in range(8):
+                await queued(bus, tenant=tenant, request=Completion(prompts=("stands-for-it",), media=media))
+        claims = await bus.queue.claim("w1", "m", Wanted(0, 8, 0))
+        assert Counter(claim.job.tenant for claim in claims) == {"small": 4, "large": 4}
 
     async def test_who_comes_back_has_saved_up_no_turns(self, bus: Bus) -> None:
         await queued(bus, tenant="guest")

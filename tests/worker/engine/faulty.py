@@ -31,6 +31,8 @@ class Decode(NamedTuple):
     slots: frozenset[int]
     """Whose tokens are in it."""
     n_tokens: int
+    has_rows: bool
+    """They are rows of an image."""
 
 
 Rule = Callable[[Decode], Fault | None]
@@ -76,7 +78,8 @@ class FaultyContext(Context):
             return super()._compute(interrupt)
         n_tokens = self._batch.native.n_tokens
         slots = frozenset(self._batch.seq_id[:n_tokens].tolist())
-        decode = Decode(len(self.faults.decodes) + 1, self.faults.n_openings, slots, n_tokens)
+        has_rows = not self._batch.native.token
+        decode = Decode(len(self.faults.decodes) + 1, self.faults.n_openings, slots, n_tokens, has_rows)
         self.faults.decodes.append(decode)
         self._fault = fault = self.faults.rule(decode)
         if fault is None or fault.code == 0:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shared.errors import InvalidRequest
@@ -16,6 +17,7 @@ from tests.models import write_adapter
 from tests.worker.engine.harness import EXACT, Recorded, config, task
 from worker.engine import EngineEvent, GenerateTask, LoadFailed, SequenceKey
 from worker.engine.adapters import AdapterFile, Adapters, Defaults, Scales
+from worker.engine.llama import Context, ContextParams, Decoded, Model, Piece
 
 NONE, FIRST, HALF, SECOND, BOTH = (0.0, 0.0), (1.0, 0.0), (0.5, 0.0), (0.0, 1.0), (1.0, 1.0)
 PROMPT = [*b"Say what there is to be said, whatever you have learnt since you left"]
@@ -132,6 +134,32 @@ def test_a_default_that_changes_makes_what_was_cached_useless_until_it_is_what_i
         n_back, text_back = answer()
     assert (n_first, n_again, n_changed, n_back) == (0, len(PROMPT) - 1, 0, len(PROMPT) - 1)
     assert text == text_again == text_back != changed
+
+
+def test_a_context_computes_with_the_set_that_it_was_given_last_also_when_it_is_made_anew(
+    byte_model: Path, files: tuple[AdapterFile, ...]
+) -> None:
+    def logits() -> list[float]:
+        context.clear()
+        outcome = context.decode([Piece(0, 0, np.array(PROMPT, dtype=np.int32), True)])
+        assert isinstance(outcome, Decoded)
+        return outcome.logits[0].tolist()
+
+    with Model.load(byte_model) as model:
+        model.load_adapters([file.path for file in files])
+        params = ContextParams(n_ctx=256, n_batch=256, n_ubatch=256, n_seq_max=1, n_threads=1, n_threads_batch=1)
+        with Context.open(model, params) as context:
+            plain = logits()
+            context.adapt(FIRST)
+            first = logits()
+            context.reopen()
+            again = logits()
+            context.adapt(BOTH)
+            both = logits()
+            context.adapt(NONE)
+            assert logits() == plain
+    assert first == again
+    assert plain != first != both != plain
 
 
 def test_a_state_that_cannot_be_cut_is_not_reused_with_other_adapters_either(

@@ -49,3 +49,24 @@ def test_adapters_are_counted_through_with_the_scales_that_they_start_with() -> 
 def test_a_scaled_adapter_that_has_no_scale_is_a_sentence(text: str) -> None:
     with pytest.raises(ConfigError, match=r"--lora-scaled: '.*' is not a file and its scale, PATH:SCALE"):
         EngineConfig.from_settings(WorkerSettings(model="m.gguf", lora_scaled=text))
+
+
+def test_a_projector_is_used_unless_it_is_switched_off() -> None:
+    settings = WorkerSettings(model="m.gguf", mmproj=Path("p.gguf"), threads=5, image_max_tokens=64, flash_attn="off")
+    projector = EngineConfig.from_settings(settings).projector
+    assert projector is not None
+    assert (projector.path, projector.n_threads, projector.flash_attention) == (Path("p.gguf"), 2, "off")
+    assert (projector.n_min_tokens, projector.n_max_tokens) == (-1, 64)
+    assert EngineConfig.from_settings(settings.model_copy(update={"mmproj_auto": False})).projector is None
+
+
+@pytest.mark.parametrize(
+    ("more", "about"),
+    [
+        ({"grp_attn_n": 2}, "--mmproj and --grp-attn-n exclude each other"),
+        ({"image_min_tokens": 9, "image_max_tokens": 8}, "--image-max-tokens is 8, less than --image-min-tokens, 9"),
+    ],
+)
+def test_what_does_not_go_with_a_projector_is_a_sentence(more: dict[str, int], about: str) -> None:
+    with pytest.raises(ConfigError, match=about):
+        EngineConfig.from_settings(WorkerSettings(model="m.gguf", mmproj=Path("p.gguf"), **more))  # type: ignore[arg-type]

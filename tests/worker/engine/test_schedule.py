@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,8 +15,9 @@ from tests.worker.engine.parts import buffer, sequence_in
 from worker.engine import EmbedTask, SequenceKey
 from worker.engine.adapters import Scales
 from worker.engine.faults import Trial
+from worker.engine.images import ImageRows, Placed, spans_of
 from worker.engine.lanes import Ageing, Lanes
-from worker.engine.plan import OWN_TURN_EVERY, TARGET_MS, TARGET_UNHURRIED_MS, Pace, Plan
+from worker.engine.plan import MIN_PREFILL, OWN_TURN_EVERY, TARGET_MS, TARGET_UNHURRIED_MS, Pace, Plan
 from worker.engine.resident import Resident
 from worker.engine.schedule import Schedule
 from worker.engine.sequence import Discarded, Sequence
@@ -207,3 +209,59 @@ def test_beside_people_bulk_with_their_adapters_goes_along_and_other_bulk_has_a_
 def test_those_on_trial_are_tried_one_set_at_a_time() -> None:
     running, asked = [generating(slot, PERSON, SETS[slot % 2]) for slot in range(4)], schedule(has_adapters=True)
     assert who(asked.plan_trial(Trial(tuple(running), 100))) == [0, 2]
+
+
+def viewing(slot: int, lane: Lane, *, n_rows: int = 100, is_causal: bool = True) -> Sequence:
+    """Its first token is in the cache, and next is an image."""
+    image = ImageRows(-1, np.zeros((n_rows, 1), dtype=np.float32), n_rows, is_causal=is_causal)
+    prompt, images = [65, *[-1] * n_rows, 65], (Placed(1, image),)
+    resident = Resident(buffer(prompt), len(prompt), spans=spans_of(images))
+    resident.n_cached = 1
+    return sequence_in(slot, resident, task(str(slot), prompt, lane=lane, images=images))
+
+
+def test_rows_of_an_image_and_tokens_are_decoded_in_turns_and_never_together() -> None:
+    running, asked = [generating(0, PERSON), viewing(1, PERSON), prefilling(2, PERSON), viewing(3, PERSON)], schedule()
+    turns = []
+    for turn in range(6):
+        plan = asked.plan(running, pace())
+        for sequence, n_tokens in plan.prefill:
+            sequence.served_at = turn + 1.0
+            assert sequence.is_at_image is (sequence.slot in (1, 3))
+            assert n_tokens <= MIN_PREFILL, "as little as a decode may have, where 250 ms are not enough for more"
+        turns.append(who(plan))
+    assert turns == [[1], [0, 2], [3], [0, 2], [1], [0, 2]]
+
+
+def test_an_image_alone_is_decoded_at_once() -> None:
+    running, asked = [viewing(0, PERSON)], schedule()
+    assert [who(asked.plan(running, pace())) for _ in range(3)] == [[0]] * 3
+
+
+def test_an_image_of_bulk_waits_for_people_until_its_turn_is_due_and_then_takes_one_decode() -> None:
+    running, asked = [generating(0, PERSON), viewing(1, BULK)], schedule()
+    turns = [who(asked.plan(running, pace(1.0))) for _ in range(3 * OWN_TURN_EVERY)]
+    assert all(len(turn) == 1 for turn in turns)
+    assert [at for at, turn in enumerate(turns) if turn == [1]] == [OWN_TURN_EVERY, 2 * OWN_TURN_EVERY + 1]
+
+
+def test_a_persons_image_goes_before_that_of_bulk_and_before_its_tokens() -> None:
+    running, asked = [viewing(0, BULK), viewing(1, PERSON), generating(2, BULK)], schedule()
+    assert [who(asked.plan(running, pace())) for _ in range(4)] == [[1]] * 4
+
+
+def test_rows_that_see_each_other_are_planned_all_at_once_however_long_it_takes() -> None:
+    running, asked = [viewing(0, PERSON, is_causal=False)], schedule()
+    plan = asked.plan(running, pace(token_ms=100.0))
+    assert plan.n_prefill == 100
+    assert not plan.can_shrink
+    asked.plan_less(100)
+    assert asked.plan(running, pace()).n_prefill == 100
+    assert asked.plan_trial(Trial((running[0],), 7)).n_prefill == 100
+
+
+def test_who_is_on_trial_with_an_image_has_its_turn_after_those_with_tokens() -> None:
+    members, asked = (viewing(0, PERSON), generating(1, PERSON), prefilling(2, BULK)), schedule()
+    assert who(asked.plan_trial(Trial(members, 50))) == [1, 2]
+    left = asked.plan_trial(Trial(members[:1], 50))
+    assert (who(left), left.n_prefill) == ([0], 50)

@@ -8,8 +8,9 @@ ids of sequences by the context; positions and the size of a batch by `cells` an
 go with their length.
 """
 
+from shared.modelfile import LoadFailed
 from worker.engine.llama.adapter import LoadedAdapters
-from worker.engine.llama.backend import Floats, Ids, LoadFailed, max_sequences
+from worker.engine.llama.backend import Floats, Ids, max_sequences
 from worker.engine.llama.batch import Piece, Rows
 from worker.engine.llama.context import (
     Context,
@@ -26,6 +27,7 @@ from worker.engine.llama.loading import LoadAbandoned, LoadWatch
 from worker.engine.llama.model import Model, model_pooling
 from worker.engine.llama.params import CACHE_TYPES, ContextParams
 from worker.engine.llama.projector import Pixels, Projector, Slice, View
+from worker.engine.llama.templates import apply_builtin_template, builtin_templates
 
 __all__ = [
     "CACHE_TYPES",
@@ -53,6 +55,8 @@ __all__ = [
     "Rows",
     "Slice",
     "View",
+    "apply_builtin_template",
+    "builtin_templates",
     "max_sequences",
     "model_pooling",
 ]

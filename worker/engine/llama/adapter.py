@@ -9,9 +9,8 @@ from typing import Any, NamedTuple, Self
 
 import llama_cpp
 
+from shared.modelfile import LoadFailed, check_kind
 from worker.engine.llama import backend
-from worker.engine.llama.backend import LoadFailed
-from worker.engine.llama.file import check_kind
 
 _Pointer = llama_cpp.llama_adapter_lora_p_ctypes
 

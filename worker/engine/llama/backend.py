@@ -22,11 +22,6 @@ log = logging.getLogger(__name__)
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int32]
 
-
-class LoadFailed(Exception):
-    """The model or its context cannot be had. The message is one sentence for people."""
-
-
 _LEVELS = {3: logging.WARNING, 4: logging.ERROR}
 _EXPECTED = (
     # Every model gets this warning that was not made for embeddings: a pooling is chosen for it on purpose.
@@ -96,6 +91,11 @@ def because() -> str:
         return ""
     reason = reasons[0].rsplit("error loading model: ", 1)[-1]
     return ": " + _FUNCTION.sub("", reason).rstrip(".")
+
+
+def errors() -> tuple[str, ...]:
+    """What llama.cpp said went wrong since `forget_errors`."""
+    return tuple(_last_errors)
 
 
 def warned_of(text: str) -> str | None:

@@ -11,13 +11,15 @@ from typing import Any, NamedTuple, Self
 import llama_cpp
 import numpy as np
 
+from shared.modelfile import LoadFailed
 from worker.engine.adapters import Scales
 from worker.engine.llama import backend
-from worker.engine.llama.backend import Floats, Ids, LoadFailed
+from worker.engine.llama.backend import Floats, Ids
 from worker.engine.llama.batch import Batch, Piece
 from worker.engine.llama.interrupt import Interrupt
 from worker.engine.llama.model import Model
 from worker.engine.llama.params import ContextParams
+from worker.engine.llama.room import check_room
 
 
 class Decoded(NamedTuple):
@@ -66,13 +68,14 @@ class Context:
         return cls(_new_context(model, params), model, params)
 
     def reopen(self) -> None:
-        """Be as if just opened: whatever was in the cache, or wrong with it, is gone. LoadFailed when it cannot be had
-        or does not compute; then it may be tried again."""
+        """Be as if just opened, but adapted: whatever was in the cache, or wrong with it, is gone. LoadFailed when it
+        cannot be had or does not compute; then it may be tried again."""
         self.close()
         self._pointer = _new_context(self._model, self._params)
         self._memory = llama_cpp.llama_get_memory(self._pointer)
-        self._scales = ()  # nor are adapters in force, since theirs may be the numbers that are none
-        self.warm_up()
+        scales, self._scales = self._scales, ()
+        self.warm_up()  # without adapters, whose scales may be the reason why nothing can be computed
+        self.adapt(scales)
 
     def close(self) -> None:
         if self._pointer:
@@ -236,6 +239,7 @@ class Context:
 
 
 def _new_context(model: Model, params: ContextParams) -> Any:
+    check_room(model.facts, params)
     backend.forget_errors()
     pointer = llama_cpp.llama_init_from_model(model.pointer, params.to_native())
     if not pointer:

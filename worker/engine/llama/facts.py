@@ -49,6 +49,10 @@ class ModelFacts:
     """Whether a sequence can lose its end and lend its beginning: not so when the state of a model is recurrent
     or its attention window slides."""
     fill: FillTokens = field(default_factory=FillTokens)
+    is_recurrent: bool = False
+    """Whether all that a sequence has read is one state."""
+    is_hybrid: bool = False
+    """Whether some layers have a state and others a cache."""
     n_swa: int = 0
     """Width of the sliding window in tokens; 0 for none."""
     metadata: dict[str, str] = field(default_factory=dict)
@@ -89,6 +93,8 @@ def read_facts(pointer: Any, vocab: Any, path: Path, overrides: Sequence[Metadat
             repository=llama_cpp.llama_vocab_fim_rep(vocab),
             separator=llama_cpp.llama_vocab_fim_sep(vocab),
         ),
+        is_recurrent=bool(llama_cpp.llama_model_is_recurrent(pointer)),
+        is_hybrid=bool(llama_cpp.llama_model_is_hybrid(pointer)),
         n_swa=llama_cpp.llama_model_n_swa(pointer),
         metadata=metadata,
     )

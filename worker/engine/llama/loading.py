@@ -7,9 +7,9 @@ from typing import Any
 
 import llama_cpp
 
+from shared.modelfile import LoadFailed
 from shared.overrides import MetadataOverride
 from worker.engine.config import LoadOptions
-from worker.engine.llama.backend import LoadFailed
 from worker.engine.llama.devices import devices
 
 

@@ -10,14 +10,14 @@ from typing import Any, Self
 
 import llama_cpp
 
+from shared.modelfile import LoadFailed, check_file
 from shared.overrides import MetadataOverride
 from worker.engine.config import LoadOptions, Pooling
 from worker.engine.llama import backend
 from worker.engine.llama.adapter import LoadedAdapters
-from worker.engine.llama.backend import LoadFailed
 from worker.engine.llama.facts import read_facts, token_piece
-from worker.engine.llama.file import check_file
 from worker.engine.llama.loading import LoadAbandoned, LoadWatch, ModelParams
+from worker.engine.llama.room import check_model
 from worker.grammar.lexicon import Lexicon, lexicon
 
 _PARSED_AS_SPECIAL = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
@@ -58,6 +58,7 @@ class Model:
         check_file(path)
         backend.acquire(options.numa)
         try:
+            check_model(path, options)
             pointer = _load(path, options, watch)
         except BaseException:
             backend.release()

@@ -7,8 +7,8 @@ from typing import Any, Self
 
 import llama_cpp
 
+from shared.modelfile import LoadFailed
 from worker.engine.config import EngineConfig, Pooling, Positions
-from worker.engine.llama.backend import LoadFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,8 @@ class ContextParams:
     offloads_cache: bool = True
     has_full_windows: bool = False
     positions: Positions = field(default_factory=Positions)
+    n_ctx_flag: str = "--ctx-size"
+    """What a person would change to have another `n_ctx`."""
     pooling: Pooling | None = None
     """Set: the context gives embeddings instead of logits."""
 
@@ -46,6 +48,7 @@ class ContextParams:
             offloads_cache=config.offloads_cache,
             has_full_windows=config.has_full_windows,
             positions=config.positions,
+            n_ctx_flag=config.n_ctx_flag,
         )
 
     @classmethod
@@ -61,6 +64,7 @@ class ContextParams:
             flash_attention=config.flash_attention,
             offloads_cache=config.offloads_cache,
             positions=config.positions,
+            n_ctx_flag="--ubatch-size",
             pooling=pooling,
         )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import re
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -17,10 +18,10 @@ import numpy as np
 from llama_cpp import mtmd_cpp
 from numpy.typing import NDArray
 
+from shared.modelfile import LoadFailed, check_kind
 from worker.engine.config import ProjectorConfig
 from worker.engine.llama import backend
-from worker.engine.llama.backend import Floats, Ids, LoadFailed
-from worker.engine.llama.file import check_kind
+from worker.engine.llama.backend import Floats, Ids
 from worker.engine.llama.model import Model
 
 Pixels = NDArray[np.uint8]
@@ -98,7 +99,7 @@ class Projector:
         native.image_max_tokens = config.n_max_tokens
         pointer = mtmd_cpp.mtmd_init_from_file(bytes(config.path), model.pointer, native)
         if not pointer:
-            raise LoadFailed(f"--mmproj: {config.path} is no projector for {model.facts.path}{backend.because()}")
+            raise LoadFailed(f"--mmproj: {config.path} is no projector for this model: {_reason()}")
         projector = cls(pointer, model)
         if not mtmd_cpp.mtmd_support_vision(pointer):
             projector.close()
@@ -134,6 +135,20 @@ class Projector:
             bitmaps = (mtmd_cpp.mtmd_bitmap_p_ctypes * 1)(bitmap)
             code = mtmd_cpp.mtmd_tokenize(self._pointer, chunks, ctypes.byref(text), bitmaps, 1)
             yield View(self._pointer, chunks, self._width) if code == 0 else None
+
+
+_FAULT = re.compile(r"failed to load model '.*': (?:\w+: )?(?P<reason>.+)")
+_MISMATCH = re.compile(r"text model \(n_embd = (?P<wanted>\d+)\) and mmproj \(n_embd = (?P<had>\d+)\)")
+
+
+def _reason() -> str:
+    """Why llama.cpp took none."""
+    said = "\n".join(backend.errors())
+    if found := _MISMATCH.search(said):
+        return f"it makes rows of {found['had']} values, and the model takes {found['wanted']}"
+    if found := _FAULT.search(said):
+        return found["reason"].strip()
+    return "it has no encoder of images"
 
 
 def _places(chunk: Any, n_rows: int, start: int) -> Ids:

@@ -1,6 +1,6 @@
-"""A model's file, or its files: whether they are there and what they say they are, before llama.cpp reads them.
+"""The files of a model, and of what goes with it: whether they are there, and are what their names say.
 
-The same of what goes with a model.
+Knows not what is in them.
 """
 
 from __future__ import annotations
@@ -8,7 +8,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from worker.engine.llama.backend import LoadFailed
+
+class LoadFailed(Exception):
+    """A model, or what goes with it, cannot be had. The message is one sentence for people."""
+
 
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 """How the parts of a split model are called; llama.cpp finds the others by the name of the first."""

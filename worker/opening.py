@@ -1,0 +1,122 @@
+"""From a worker's settings to an engine that decodes: what is checked first, where the model is, how the load gets on.
+
+What is wrong is one sentence. Knows no bus and no jobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+import structlog
+
+from shared.settings import WorkerSettings
+from worker.chat import Template, TemplateChoice, template_of
+from worker.engine import Engine, EngineConfig, LoadFailed
+from worker.engine.config import named_model
+from worker.rules import SystemPrompt
+
+LOOK_EVERY_S = 0.2
+ABANDON_S = 3.0
+"""How long a load that is not wanted any more may take to end. It does so at the next tensor; not while a file is read
+by the system, nor while the first token is computed."""
+STEPS = 4
+"""How often a load is told of in the log."""
+
+Tell = Callable[[float], None]
+"""Hears how far something is, 0 to 1."""
+
+log = structlog.get_logger(__name__)
+
+
+class StillLoading(Exception):
+    """A load was given up and does not end: only leaving the process helps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """What the settings want, checked as far as it can be without a model."""
+
+    config: EngineConfig
+    system_prompt: SystemPrompt
+    template: TemplateChoice
+
+    @classmethod
+    def of(cls, settings: WorkerSettings) -> Self:
+        """ConfigError."""
+        return cls(
+            EngineConfig.from_settings(settings),
+            SystemPrompt.read(settings.system_prompt_file),
+            TemplateChoice.of(settings),
+        )
+
+    async def fetched(self, settings: WorkerSettings, tell: Tell) -> Self:
+        """The same with the path where the model's file is by then. ConfigError, LoadFailed."""
+        return replace(self, config=replace(self.config, model=await find_model(settings, tell)))
+
+
+async def find_model(settings: WorkerSettings, tell: Tell) -> Path:
+    """Where the model's file is, once it is there. ConfigError, LoadFailed."""
+    return named_model(settings)
+
+
+def names_of(settings: WorkerSettings) -> tuple[str, ...]:
+    """What clients call the model. ConfigError when none is named."""
+    return settings.names or (re.sub(r"-\d{5}-of-\d{5}$", "", named_model(settings).stem),)
+
+
+async def load(engine: Engine, intent: Intent, tell: Tell) -> Template:
+    """Start the engine; the template for its model. LoadFailed.
+
+    Cancelled, the engine is not started, or was stopped again; StillLoading when that cannot be had.
+    """
+    started = time.monotonic()
+    log.info("loading", model=str(intent.config.model))
+    loading = asyncio.ensure_future(asyncio.to_thread(engine.start))
+    try:
+        await _told_of(loading, engine, tell)
+    except asyncio.CancelledError:
+        await _give_up(loading, engine)
+        raise
+    facts = engine.model.facts
+    try:
+        template = intent.template.open(facts.bos_token, facts.eos_token) or template_of(facts)
+    except ValueError as error:
+        await asyncio.to_thread(engine.stop)
+        raise LoadFailed(f"the model cannot chat, name another template with --chat-template: {error}") from None
+    log.info(
+        "ready",
+        slots=intent.config.n_slots,
+        n_ctx_slot=engine.n_ctx_slot,
+        threads=intent.config.n_threads,
+        wait_policy=os.environ.get("OMP_WAIT_POLICY", "default"),
+        load_s=round(time.monotonic() - started, 1),
+    )
+    return template
+
+
+async def _told_of(loading: asyncio.Future[None], engine: Engine, tell: Tell) -> None:
+    told = 0
+    while not loading.done():
+        await asyncio.wait((loading,), timeout=LOOK_EVERY_S)
+        progress = engine.loading.progress
+        tell(progress)
+        if (step := int(progress * STEPS)) > told and not loading.done():
+            told = step
+            log.info("loading", percent=round(progress * 100))
+    loading.result()
+
+
+async def _give_up(loading: asyncio.Future[None], engine: Engine) -> None:
+    engine.loading.abandon()
+    await asyncio.wait((loading,), timeout=ABANDON_S)
+    if not loading.done():
+        raise StillLoading
+    if loading.exception() is None:
+        await asyncio.to_thread(engine.stop)
