@@ -112,11 +112,10 @@ class Transfer:
                 if len(gathered) >= PIECE or part.size == 0:
                     full, gathered = bytes(gathered), bytearray()
                     await asyncio.to_thread(part.push, full)
-                    self._gauge.show(part.size, self._size)
+                self._gauge.show(part.size + len(gathered), self._size)
         finally:
             if gathered:  # of a connection that broke, too
                 part.push(bytes(gathered))
-                self._gauge.show(part.size, self._size)
 
     def _total(self, part: Part, answer: Answer) -> int | None:
         length = answer.headers.get("Content-Length", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import json
@@ -31,6 +32,8 @@ class Fault:
 
     cut_after: int | None = None
     """Bytes of the body."""
+    stall_after: int | None = None
+    """The same; nothing more comes then, and the connection stays."""
     skew: int = 0
     """Bytes by which it begins elsewhere than it was asked to."""
     status: int | None = None
@@ -98,6 +101,9 @@ class Files:
                 await response.write(content[start : start + fault.cut_after])
                 assert request.transport is not None
                 request.transport.close()
+            elif fault.stall_after is not None:
+                await response.write(content[start : start + fault.stall_after])
+                await asyncio.Event().wait()
             else:
                 await response.write(content[start:])
         return response
