@@ -141,6 +141,12 @@ async def read_body(request: Request, limit: int) -> dict[str, Any]:
     return parse_object(await _read(request, limit))
 
 
+async def read_body_if_any(request: Request, limit: int) -> dict[str, Any]:
+    """The same where nothing need be said: without a body there are no fields."""
+    raw = await _read(request, limit)
+    return parse_object(raw) if raw else {}
+
+
 async def read_list(request: Request, limit: int) -> list[Any]:
     """The request's JSON array. Raises the same."""
     return parse_list(await _read(request, limit))

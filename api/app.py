@@ -28,7 +28,7 @@ from api.fleet import Fleet
 from api.listener import open_listener
 from api.outgoing import Outgoing
 from api.problems import on_error
-from api.routes import adapters, jobs, llamacpp, openai, status
+from api.routes import adapters, jobs, llamacpp, openai, slots, status
 from shared import telemetry
 from shared.bus import open_bus
 from shared.errors import BusUnavailable, SlotstreamError
@@ -61,6 +61,7 @@ ROUTES: list[BaseRoute] = [
     Route("/v1/models", status.models, methods=["GET"]),
     Route("/models", status.models, methods=["GET"]),
     Route("/slots", status.slots, methods=["GET"]),
+    Route("/slots/{id_slot}", slots.act, methods=["POST"]),
     Route("/lora-adapters", _by_method(GET=adapters.index, POST=adapters.change), methods=["GET", "POST"]),
     Route("/completion", llamacpp.completion, methods=["POST"]),
     Route("/completions", llamacpp.completion, methods=["POST"]),

@@ -42,6 +42,8 @@ class Slot(NamedTuple):
     worker_id: str
     id: int
     """Among those of its worker."""
+    number: int
+    """Among those of all workers of its model that are ready."""
 
 
 class Fleet:
@@ -214,10 +216,9 @@ class Fleet:
     def slot(self, model: str, number: int) -> Slot | None:
         """The slot of that number, counted over the workers of a model that are ready, in the order of `/slots`, and
         from the first one again behind the last, as llama.cpp counts. None while nobody is ready."""
-        slots = [
-            Slot(worker.id, slot.id) for worker in self._of(model) if worker.status == "ready" for slot in worker.slots
-        ]
-        return slots[number % len(slots)] if slots else None
+        ready = (worker for worker in self._of(model) if worker.status == "ready")
+        slots = [(worker.id, slot.id) for worker in ready for slot in worker.slots]
+        return Slot(*slots[number % len(slots)], number % len(slots)) if slots else None
 
     def can_see(self, model: str) -> bool:
         """Whether a model may be shown images: a worker has a projector for it, or none is there to say otherwise."""

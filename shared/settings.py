@@ -511,6 +511,9 @@ class LeavingSettings(Settings):
 
     group: ClassVar[str] = "leaving"
 
+    slot_save_path: Annotated[Path | None, Flag("--slot-save-path")] = Field(
+        None, description="folder in which POST /slots keeps what slots have in the cache; without it that is off"
+    )
     grace_s: Annotated[float, Flag("--grace-s")] = Field(
         25.0, ge=0, description="seconds that SIGTERM leaves running jobs to finish before they are given back"
     )

@@ -27,6 +27,7 @@ from worker.presence import Announcer
 from worker.publisher import Publisher
 from worker.puller import Hands, Puller, Station
 from worker.rules import Rules
+from worker.slotfiles import SlotFiles, SlotFolder
 
 STALL_S = 120.0
 """A busy engine without a finished step for this long hangs; a prefill step of a slow CPU takes some seconds."""
@@ -77,10 +78,13 @@ async def _work(
     intent = await signals.before_first(intent.fetched(settings, announcer.loading))
     publisher = Publisher(bus.queue, held := HeldJobs(), announcer.worker_id)
     engine = make_engine(intent.config, publisher.post)
+    slot_files = None
+    if settings.slot_save_path:
+        slot_files = SlotFiles(SlotFolder(settings.slot_save_path), engine, publisher.post)
     template = await signals.before_first(load(engine, intent, announcer.loading))
     try:
         await agree(bus.presence, engine.adapters, announcer.name)
-        announcer.ready(engine, template.source)
+        announcer.ready(engine, template.source, has_slot_files=slot_files is not None)
         keeper = LeaseKeeper(
             settings,
             announcer.worker_id,
@@ -101,6 +105,7 @@ async def _work(
                 engine.adapters,
                 engine.vision,
                 template=template,
+                slot_files=slot_files,
             ),
             Station(announcer.worker_id, announcer.name, intent.config.n_slots, settings.lease_s),
         )
@@ -121,6 +126,8 @@ async def _work(
                     publisher.give_back(job)
     finally:
         await asyncio.to_thread(engine.stop)
+        if slot_files:
+            await asyncio.to_thread(slot_files.close)
 
 
 class ToldToLeave(Exception):

@@ -35,12 +35,13 @@ from shared.jobs import (
     Tokenize,
 )
 from worker.chat import Template, template_of
-from worker.engine import Adapters, EmbedTask, GenerateTask, Grammar, Grammars, Model, SequenceKey, Vision
+from worker.engine import Adapters, EmbedTask, GenerateTask, Grammar, Grammars, Model, SequenceKey, Task, Vision
 from worker.engine.sampling import Breakers, Repeats
 from worker.past import Past
 from worker.pictures import Pictures
 from worker.prompting import Prompter
 from worker.rules import Rules, SystemPrompt
+from worker.slotfiles import SlotFiles
 from worker.vocabulary import Vocabulary, pieces_of
 
 N_SEEDS = 2**32
@@ -53,7 +54,7 @@ class Intake:
     """What a job becomes: the yes that its client hears, and its tasks, or the answer at once."""
 
     accepted: Accepted
-    tasks: tuple[GenerateTask | EmbedTask, ...] = ()
+    tasks: tuple[Task, ...] = ()
     answer: TokenIds | Text | AdapterScales | None = None
     """Of what needs no engine."""
 
@@ -75,13 +76,16 @@ class Registrar:
         vision: Vision | None = None,
         *,
         template: Template | None = None,
+        slot_files: SlotFiles | None = None,
     ) -> None:
-        """Without `grammars` a constraint is refused, without `vision` an image; without `adapters` there are none;
-        without a `template` it is the model's own. ValueError when that is none."""
+        """Without `grammars` a constraint is refused, without `vision` an image, without `slot_files` what is done with
+        slots; without `adapters` there are none; without a `template` it is the model's own. ValueError when that is
+        none."""
         self._model = model
         self._adapters = adapters or Adapters()
         self._grammars = grammars
         self._vision = vision
+        self._slot_files = slot_files
         self._rules = rules
         self._template = template or template_of(model.facts)
         self._vocabulary = Vocabulary(model)
@@ -112,8 +116,16 @@ class Registrar:
                 return Intake(self._accepted(0), answer=Text(text=self._template.render(chat)))
             case SetAdapters(adapters=adapters):
                 return Intake(self._accepted(0), answer=AdapterScales(scales=self._adapters.set_defaults(adapters)))
-            case Rerank() | SlotAction():
+            case SlotAction():
+                return self._slot_action(claimed, job.request)
+            case Rerank():
                 raise NotSupported("this worker cannot do that")
+
+    def _slot_action(self, claimed: Claimed, request: SlotAction) -> Intake:
+        if self._slot_files is None:
+            raise NotSupported("This server does not support slots action. Start it with `--slot-save-path`")
+        key = SequenceKey(claimed.job.id, 0, claimed.lease.mark)
+        return Intake(self._accepted(0), (self._slot_files.task(key, request, _deadline(claimed)),))
 
     def _accepted(self, n_tokens: int) -> Accepted:
         return Accepted(prompt_tokens=n_tokens, n_ctx=self._rules.n_ctx)

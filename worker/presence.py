@@ -70,9 +70,10 @@ class Announcer:
         """It cannot start. The last that is said of it, and kept for those who wait."""
         self._status, self._failure = "failed", why
 
-    def ready(self, engine: Engine, chat_template: str = "") -> None:
+    def ready(self, engine: Engine, chat_template: str = "", *, has_slot_files: bool = False) -> None:
         """The model is loaded: this is what it is, and how its slots do."""
-        self._card = _card(self._card, engine, chat_template or engine.model.facts.chat_template)
+        card = _card(self._card, engine, chat_template or engine.model.facts.chat_template)
+        self._card = card.model_copy(update={"has_slot_files": has_slot_files})
         self._adapters = engine.adapters
         self._adapters.on_change = partial(asyncio.get_running_loop().call_soon_threadsafe, self._changed.set)
         self._snapshot, self._status, self._progress = engine.snapshot, "ready", 1.0

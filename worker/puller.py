@@ -22,7 +22,7 @@ import structlog
 from shared.bus import Claimed, LeaseKeeper, Queue, TokenLog, Wanted
 from shared.errors import BusUnavailable, Cancelled, EngineFailed, Rejected
 from shared.events import Failure, Tokens
-from shared.jobs import Generation, Job, Lane
+from shared.jobs import Generation, Job, Lane, SlotAction
 from worker.engine import Engine
 from worker.held import Held, HeldJobs
 from worker.intake import Intake, Registrar
@@ -104,6 +104,7 @@ class Puller:
         self._quick_thread = ThreadPoolExecutor(1, thread_name_prefix="quick")
         self._constraint_thread = ThreadPoolExecutor(1, thread_name_prefix="constraint")
         self._image_thread = ThreadPoolExecutor(1, thread_name_prefix="image")
+        self._slot_thread = ThreadPoolExecutor(1, thread_name_prefix="slot")
 
     def nudge(self) -> None:
         """There may be room or work: look now. Event loop only."""
@@ -256,6 +257,8 @@ class Puller:
         return held is not None and not held.is_over
 
     def _threads(self, job: Job) -> ThreadPoolExecutor:
+        if isinstance(job.request, SlotAction):
+            return self._slot_thread
         if job.is_quick:
             return self._quick_thread
         if job.has_images:

@@ -35,12 +35,13 @@ from shared.events import (
     Part,
     Progress,
     Score,
+    SlotReport,
     StopType,
     Timings,
     Tokens,
     Vector,
 )
-from shared.jobs import Chat, Completion, Embedding, Generation, Infill, Rerank, SetAdapters
+from shared.jobs import Chat, Completion, Embedding, Generation, Infill, Rerank, SetAdapters, SlotAction
 
 N_CTX = 64
 
@@ -162,6 +163,9 @@ class Performance:
         if isinstance(request, SetAdapters):
             self.worker.scales = tuple(adapter.scale for adapter in request.adapters)
             return Finished(status="succeeded", parts=(AdapterScales(scales=self.worker.scales),))
+        if isinstance(request, SlotAction):
+            report = SlotReport(index=0, n_tokens=10 + request.slot, n_bytes=1000, ms=1.5)
+            return Finished(status="succeeded", parts=(report,))
         assert isinstance(request, Generation)
         verb, _, _ = prompts_of(request)[0].partition(" ")
         if verb == "long":

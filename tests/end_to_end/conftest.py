@@ -45,15 +45,20 @@ def model() -> Path:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def shared_stack(redis_url: str, model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    """One worker of four slots with 256 tokens each, and with two adapters that nobody has unless he asks for them. At
-    the end nothing may be held by anybody."""
+    """One worker of four slots with 256 tokens each, a folder for what they have, and two adapters that nobody has
+    unless he asks for them. At the end nothing may be held by anybody."""
     folder = tmp_path_factory.mktemp("shared")
     adapters = [write_adapter(folder / f"adapter{seed}.gguf", n_layers=1, seed=seed) for seed in (1, 2)]
     stack = Stack(redis_url, folder)
     try:
         await stack.start_api()
         await stack.start_worker(
-            model, ctx_size=1024, parallel=4, lora=",".join(map(str, adapters)), lora_init_without_apply=True
+            model,
+            ctx_size=1024,
+            parallel=4,
+            lora=",".join(map(str, adapters)),
+            lora_init_without_apply=True,
+            slot_save_path=folder,
         )
         yield stack
         await stack.until(stack.is_idle)

@@ -19,13 +19,24 @@ from worker.engine.llama import (
     builtin_templates,
 )
 from worker.engine.snapshot import BatchSnapshot, EngineSnapshot, SlotSnapshot, Stuck
-from worker.engine.task import EmbedTask, GenerateTask, SequenceKey, Task
+from worker.engine.task import (
+    DropState,
+    EmbedTask,
+    GenerateTask,
+    PutState,
+    SequenceKey,
+    SlotState,
+    SlotTask,
+    TakeState,
+    Task,
+)
 from worker.engine.vision import TooManyRows, Vision
 
 __all__ = [
     "Adapters",
     "BatchSnapshot",
     "Defaults",
+    "DropState",
     "EmbedTask",
     "Engine",
     "EngineConfig",
@@ -44,9 +55,13 @@ __all__ = [
     "Picture",
     "Pixels",
     "Placed",
+    "PutState",
     "SequenceKey",
     "SlotSnapshot",
+    "SlotState",
+    "SlotTask",
     "Stuck",
+    "TakeState",
     "Task",
     "TooManyRows",
     "Vision",

@@ -18,6 +18,7 @@ from worker.engine.account import Account
 from worker.engine.adapters import Scales
 from worker.engine.eviction import least_missed, least_missed_end
 from worker.engine.grouping import UNGROUPED, Grouping
+from worker.engine.llama import Bytes
 from worker.engine.resident import NO_SLOT, NOWHERE, Ids, Resident, Standing
 from worker.engine.spans import NO_SPANS, Spans
 
@@ -39,6 +40,8 @@ class Cache(Protocol):
     def shift(self, seq_id: int, start: int, end: int) -> None: ...
 
     def divide(self, seq_id: int, start: int, n: int) -> None: ...
+
+    def put_state(self, seq_id: int, saved: Bytes, n_positions: int) -> None: ...
 
 
 class Prefix(NamedTuple):
@@ -169,6 +172,25 @@ class Cells:
             resident.standing = Standing.IDLE
             resident.leader = resident.awaited = None
             resident.stamp = next(self._stamps)
+
+    def of_slot(self, slot: int) -> list[Resident]:
+        """Those that ran there last, and are over."""
+        return [resident for resident in self._those(Standing.IDLE) if resident.slot == slot]
+
+    def bring_in(self, resident: Resident, saved: Bytes) -> None:
+        """Have a sequence that is over, all of whose tokens a state has from outside; there must be cells for them.
+        Raises what the cache does when it refuses, and then has nothing of it."""
+        seq_id = self._free_id(None)
+        try:
+            self._cache.put_state(seq_id, saved, self._grouping.position(resident.n_tokens))
+        except Exception:
+            self._unused_ids.append(seq_id)
+            raise
+        resident.seq_id = seq_id
+        self.residents.append(resident)
+        self._account.take(seq_id, resident.n_tokens)
+        resident.n_cached = resident.n_tokens
+        self.release(resident)
 
     def catch_up(self, resident: Resident) -> None:
         """Take over what the leader has computed since; follow no longer once it has all, or runs no more."""

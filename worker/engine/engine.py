@@ -44,8 +44,9 @@ from worker.engine.sampling import NO_TOKEN, Choice, choose
 from worker.engine.schedule import Schedule
 from worker.engine.scribe import Chosen, Ended, EngineEvent, Found, Line, OnEvents, Prefilled, Said, Scribe
 from worker.engine.sequence import Completed, Discarded, Ending, Failed, Phase, Sequence
+from worker.engine.slotdesk import SlotDesk
 from worker.engine.snapshot import BatchSnapshot, EngineSnapshot, SlotSnapshot
-from worker.engine.task import EmbedTask, GenerateTask, Task
+from worker.engine.task import EmbedTask, GenerateTask, SlotTask, Task
 from worker.engine.vision import Vision
 
 __all__ = ["Engine", "EngineEvent", "OnEvents"]
@@ -99,6 +100,7 @@ class Engine:
         self._launcher, self._admission = parts.launcher, parts.admission
         self._embedder, self._grammars, self._vision = parts.embedder, parts.grammars, parts.vision
         self._n_ctx_slot = parts.n_ctx_slot
+        self._desk = SlotDesk(parts.context, parts.cells, parts.admission)
         self._running = self._admission.running  # the list itself, which admission alone writes
         self._schedule = Schedule(
             self._context.n_batch,
@@ -163,7 +165,7 @@ class Engine:
         slots = (SlotSnapshot.of(slot, each, self._n_ctx_slot) for slot, each in enumerate(self._admission.slots))
         return EngineSnapshot(
             slots=tuple(slots),
-            n_waiting=self._admission.n_waiting + len(self._to_embed) + len(self._inbox),
+            n_waiting=self._admission.n_waiting + len(self._to_embed) + len(self._desk) + len(self._inbox),
             n_parked=self._admission.n_parked,
             stuck=self._admission.stuck(),
             batch=batch,
@@ -199,13 +201,15 @@ class Engine:
                     self._is_resting = False
 
     def _has_work(self) -> bool:
-        return bool(self._inbox or self._lines or len(self._to_embed)) or not self._admission.is_idle
+        has_tasks = len(self._to_embed) or len(self._desk) or not self._admission.is_idle
+        return bool(self._inbox or self._lines or has_tasks)
 
     def step(self) -> None:
         """One turn: listen, admit, compute while the text of the last turn is written, retire."""
         self._listen()
         trial = self._recovery.next_trial(self._running)
         self._retire()
+        self._lines += [Said(key, event) for key, event in self._desk.serve()]
         self._admission.admit()
         if trial is None and self._is_turn_to_embed():
             self._embed()
@@ -264,6 +268,9 @@ class Engine:
             self._end_all(partial(_is_overdue, now), _EXPIRED)
 
     def _take_on(self, task: Task, at: float) -> None:
+        if isinstance(task, SlotTask):
+            self._desk.add(task, at)
+            return
         if task.lane is Lane.INTERACTIVE:
             self._schedule.hurry(at)
         if isinstance(task, EmbedTask):
@@ -290,7 +297,7 @@ class Engine:
         """End every sequence whose task is going, whether it waits, runs or is parked."""
         unplaced = self._admission.remove(is_going)
         self._count(-len(unplaced))
-        waiting: list[Task] = [*unplaced, *self._to_embed.remove(is_going)]
+        waiting: list[Task] = [*unplaced, *self._to_embed.remove(is_going), *self._desk.remove(is_going)]
         for task in waiting:
             if isinstance(ending, Failed):
                 self._lines.append(Said(task.key, Failure.of(ending.error)))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from shared.jobs import Lane
 from worker.engine.llama import Interrupt
-from worker.engine.task import Task
+from worker.engine.task import SlotTask, Task
 
 
 class Submit(NamedTuple):
@@ -83,4 +83,7 @@ class Inbox:
 
 
 def _is_from_person(message: Message) -> bool:
-    return isinstance(message, Submit) and message.task.lane is Lane.INTERACTIVE
+    """Of who waits for a decode."""
+    if not isinstance(message, Submit) or isinstance(message.task, SlotTask):
+        return False
+    return message.task.lane is Lane.INTERACTIVE

@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from shared.events import Answer, Failure, Progress, StopType, Timings, Tokens, Vector
+from shared.events import Answer, Failure, Progress, SlotReport, StopType, Timings, Tokens, Vector
 from worker.engine.images import IMAGE_MARK
 from worker.engine.logprobs import TokenBytes, logprob_of
 from worker.engine.overflow import Shift
@@ -26,8 +26,8 @@ from worker.engine.sequence import Sequence as Generating
 from worker.engine.task import GenerateTask, SequenceKey
 from worker.engine.transcript import Transcript, Utterance
 
-EngineEvent = Progress | Tokens | Answer | Vector | Failure
-"""Answer, Vector and Failure end their sequence; nothing follows them."""
+EngineEvent = Progress | Tokens | Answer | Vector | SlotReport | Failure
+"""All but Progress and Tokens end their sequence; nothing follows them."""
 
 OnEvents = Callable[[Sequence[tuple[SequenceKey, EngineEvent]]], None]
 

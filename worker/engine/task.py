@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ from shared.jobs import Generation, Lane
 from worker.engine.adapters import Scales
 from worker.engine.constraint import Grammar
 from worker.engine.images import Placed
+from worker.engine.llama import Bytes, Ids
 from worker.engine.sampling.bias import NO_BIAS, Bias
 from worker.engine.sampling.breakers import NO_BREAKERS, Breakers
 from worker.engine.sampling.repeats import Repeats
@@ -86,4 +88,51 @@ class EmbedTask:
     deadline: float | None = None
 
 
-Task = GenerateTask | EmbedTask
+@dataclass(frozen=True, slots=True, eq=False)
+class SlotState:
+    """What the cache has of one sequence, outside of the cache. Without tokens there is no state either."""
+
+    tokens: Ids
+    state: Bytes
+    """llama.cpp's own, to be had back by a context of the same kind alone."""
+    scales: Scales = ()
+    """With which it was computed."""
+    n_pure: int = 0
+    """Tokens whose cells are what any sequence with the same beginning would compute."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SlotTask:
+    """What is done with the cache of a slot as soon as nobody is in it, nor waits for that very slot since before."""
+
+    key: SequenceKey
+    slot: int
+    deadline: float | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TakeState(SlotTask):
+    """Copy what the last sequence there has."""
+
+    keep: Callable[[SlotState, float], None]
+    """Gets the copy and the ms that it took, on the decode thread, where it must not block. It is its part to say the
+    end."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PutState(SlotTask):
+    """Let the slot have this instead of what it has."""
+
+    state: SlotState
+    n_bytes: int
+    """Of the file; for the report, as is the next."""
+    ms: float
+    """That it took so far."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DropState(SlotTask):
+    """Forget all that ran there last."""
+
+
+Task = GenerateTask | EmbedTask | SlotTask

@@ -88,7 +88,7 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
-QUICK = {"/tokenize", "/detokenize", "/apply-template"}
+QUICK = {"/tokenize", "/detokenize", "/apply-template", "/slots/{id_slot}"}
 """Answered at once: nobody has to be spared the wait."""
 
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from shared.events import Answer, Failure, Tokens, Vector
+from shared.events import Answer, Failure, SlotReport, Tokens, Vector
 from shared.jobs import Generation, Sampling
 from worker.engine import Engine, EngineConfig, EngineEvent, GenerateTask, SequenceKey, Task
 from worker.engine.llama import Context, ContextParams, Decoded, Model, Piece
@@ -54,8 +54,8 @@ class Recorded:
         *,
         open_context: Callable[[Model, ContextParams], Context] = Context.open,
     ) -> None:
-        self.engine = Engine(config, self._keep, open_context=open_context)
-        self._on_each = on_each
+        self.engine = Engine(config, self.post, open_context=open_context)
+        self.on_each = on_each
         self._changed = threading.Condition()
         self._events: dict[str, list[EngineEvent]] = defaultdict(list)
 
@@ -82,11 +82,11 @@ class Recorded:
         assert isinstance(ending, Answer), ending
         return ending
 
-    def ending(self, job_id: str) -> Answer | Vector | Failure:
+    def ending(self, job_id: str) -> Answer | Vector | SlotReport | Failure:
         with self._changed:
             assert self._changed.wait_for(lambda: self.has_ended(job_id), PATIENCE_S), f"{job_id} did not end"
             last = self._events[job_id][-1]
-        assert isinstance(last, Answer | Vector | Failure)
+        assert isinstance(last, Answer | Vector | SlotReport | Failure)
         return last
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
@@ -107,12 +107,12 @@ class Recorded:
     def has_ended(self, job_id: str) -> bool:
         """For `wait_for`."""
         events = self._events[job_id]
-        return bool(events) and isinstance(events[-1], Answer | Vector | Failure)
+        return bool(events) and isinstance(events[-1], Answer | Vector | SlotReport | Failure)
 
-    def _keep(self, events: Sequence[tuple[SequenceKey, EngineEvent]]) -> None:
+    def post(self, events: Sequence[tuple[SequenceKey, EngineEvent]]) -> None:
         for key, event in events:
-            if self._on_each is not None:
-                self._on_each(key, event)
+            if self.on_each is not None:
+                self.on_each(key, event)
         with self._changed:
             for key, event in events:
                 self._events[key.job_id].append(event)

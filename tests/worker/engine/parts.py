@@ -9,6 +9,7 @@ import numpy as np
 
 from worker.engine import GenerateTask
 from worker.engine.cells import Ids, Resident
+from worker.engine.llama import Bytes
 from worker.engine.sampling import Sampler, Setting
 from worker.engine.sequence import Clock, Limits, Sequence
 from worker.engine.transcript import Transcript
@@ -69,6 +70,9 @@ class ScriptedCache:
         self.shifted.append((seq_id, start, end))
 
     def divide(self, seq_id: int, start: int, n: int) -> None:
+        raise NotImplementedError
+
+    def put_state(self, seq_id: int, saved: Bytes, n_positions: int) -> None:
         raise NotImplementedError
 
 

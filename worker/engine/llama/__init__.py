@@ -27,10 +27,13 @@ from worker.engine.llama.loading import LoadAbandoned, LoadWatch
 from worker.engine.llama.model import Model, model_pooling
 from worker.engine.llama.params import CACHE_TYPES, ContextParams
 from worker.engine.llama.projector import Pixels, Projector, Slice, View
+from worker.engine.llama.state import NO_STATE, Bytes, StateRefused
 from worker.engine.llama.templates import apply_builtin_template, builtin_templates
 
 __all__ = [
     "CACHE_TYPES",
+    "NO_STATE",
+    "Bytes",
     "Context",
     "ContextParams",
     "DecodeFailed",
@@ -54,6 +57,7 @@ __all__ = [
     "Projector",
     "Rows",
     "Slice",
+    "StateRefused",
     "View",
     "apply_builtin_template",
     "builtin_templates",

@@ -13,13 +13,14 @@ import numpy as np
 
 from shared.modelfile import LoadFailed
 from worker.engine.adapters import Scales
-from worker.engine.llama import backend
+from worker.engine.llama import backend, state
 from worker.engine.llama.backend import Floats, Ids
 from worker.engine.llama.batch import Batch, Piece
 from worker.engine.llama.interrupt import Interrupt
 from worker.engine.llama.model import Model
 from worker.engine.llama.params import ContextParams
 from worker.engine.llama.room import check_room
+from worker.engine.llama.state import Bytes, StateRefused
 
 
 class Decoded(NamedTuple):
@@ -214,6 +215,21 @@ class Context:
         # Moved up first, so that dividing leaves them where they began.
         llama_cpp.llama_memory_seq_add(self._memory, self._checked(seq_id), start, -1, start * (n - 1))
         llama_cpp.llama_memory_seq_div(self._memory, seq_id, start * n, -1, n)
+
+    def take_state(self, seq_id: int) -> Bytes | None:
+        """A copy of all that the cache has of a sequence; None when llama.cpp does not give it."""
+        return state.take(self._pointer, self._checked(seq_id))
+
+    def put_state(self, seq_id: int, saved: Bytes, n_positions: int) -> None:
+        """Let a sequence that has nothing have what `take_state` gave for as many positions, here or in a context of
+        the same kind; there must be cells for it. StateRefused, after which it has nothing."""
+        refused = "llama.cpp refuses its state"
+        if state.put(self._pointer, self._checked(seq_id), saved):
+            if self.length(seq_id) == n_positions:
+                return
+            refused = f"its state has {self.length(seq_id)} positions, and {n_positions} tokens belong to it"
+        llama_cpp.llama_memory_seq_rm(self._memory, seq_id, -1, -1)
+        raise StateRefused(refused)
 
     def length(self, seq_id: int) -> int:
         """Positions that a sequence has in the cache."""

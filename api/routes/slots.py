@@ -1,0 +1,50 @@
+"""llama.cpp's path for what slots have in the cache: kept in a file of its worker, brought back, or forgotten.
+
+Files lie with the worker that wrote them: where workers share no folder, one restores its own alone.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from api.access import query_of, read_body_if_any
+from api.context import context_of, tenant_of
+from api.relay import JobResponse
+from api.schemas.slots import SlotFields, report_json, slot_action, slot_number
+from api.schemas.strict import OwnFields, read
+from api.schemas.whole import WholeShape
+from shared.errors import NotReady, NotSupported
+from shared.jobs import Job
+
+
+class SlotQuery(OwnFields):
+    action: str = ""
+    model: str | None = None
+
+
+async def act(request: Request) -> ASGIApp:
+    """Waits while the slot is busy, up to the deadline of requests, and no longer than the client does."""
+    context, tenant = context_of(request), tenant_of(request)
+    fleet = context.fleet
+    query = read(SlotQuery, query_of(request))
+    fields = read(SlotFields, await read_body_if_any(request, context.max_body))
+    model = await fleet.resolve_staffed(query.model or fields.model)
+    if not any(worker.model.has_slot_files for worker in fleet.staff(model)):
+        raise NotSupported("This server does not support slots action. Start it with `--slot-save-path`")
+    number = slot_number(request.path_params["id_slot"])
+    slot = fleet.slot(model, number)
+    wanted = slot_action(query.action, slot.id if slot else 0, fields)
+    if slot is None:
+        raise NotReady("Loading model")
+    job = Job(
+        id=context.bus.queue.new_job_id(None, tenant),
+        model=model,
+        request=wanted,
+        tenant=tenant,
+        deadline_s=context.settings.deadline_s,
+        endpoint=request.url.path,
+    )
+    return JobResponse(context, [job], WholeShape(partial(report_json, wanted, slot.number)), workers=[slot.worker_id])
