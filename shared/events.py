@@ -126,11 +126,17 @@ class Vector(Wire):
 
     @classmethod
     def of(cls, index: int, values: NDArray[np.float32], prompt_tokens: int) -> Vector:
+        """`values` are one vector, or rows of them."""
         packed = base64.b64encode(np.ascontiguousarray(values, dtype="<f4").tobytes()).decode("ascii")
-        return cls(index=index, prompt_tokens=prompt_tokens, f32=packed)
+        return cls(index=index, prompt_tokens=prompt_tokens, f32=packed, n_rows=len(np.atleast_2d(values)))
 
     def values(self) -> NDArray[np.float32]:
+        """All of them, row after row."""
         return np.frombuffer(base64.b64decode(self.f32), dtype="<f4")
+
+    def rows(self) -> NDArray[np.float32]:
+        """One vector a row."""
+        return self.values().reshape(self.n_rows, -1)
 
 
 class Score(Wire):

@@ -5,7 +5,6 @@ Nothing is decompressed here: a file of a few bytes may claim to be a picture of
 
 from __future__ import annotations
 
-import base64
 import binascii
 import io
 import struct
@@ -39,8 +38,8 @@ def content_of(data: str, name: str, *, param: str | None = None) -> bytes:
     """The bytes of a file in base64, of which nothing is overlooked; white space is. InvalidRequest, about the image of
     that name, for what is not base64 or has nothing in it."""
     try:
-        content = base64.b64decode("".join(data.split()), validate=True)
-    except (binascii.Error, ValueError):
+        content = binascii.a2b_base64("".join(data.split()), strict_mode=True)
+    except ValueError:
         raise InvalidRequest(f"{name} is not valid base64", param=param) from None
     if not content:
         raise InvalidRequest(f"{name} is empty", param=param)

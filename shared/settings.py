@@ -10,19 +10,27 @@ business.
 
 from __future__ import annotations
 
-import csv
-import math
-import re
-from ipaddress import ip_network
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
-from pydantic_settings import NoDecode
+from pydantic import Field, SecretStr
 
 from shared.flags import Flag, Known, Parser, add_flags
-from shared.overrides import MetadataOverride
 from shared.sources import CONFIG_VARIABLE, ROLES, ConfigError, Settings
+from shared.values import (
+    FULL_TYPES,
+    MOST,
+    CacheType,
+    Factor,
+    Hosts,
+    Layers,
+    LoadMode,
+    Overrides,
+    Placements,
+    Proportions,
+    Secrets,
+    Texts,
+)
 
 __all__ = [
     "CONFIG_VARIABLE",
@@ -43,85 +51,6 @@ __all__ = [
     "WorkerSettings",
     "add_flags",
 ]
-
-MOST = 2**31 - 1
-"""What llama.cpp counts with."""
-
-CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
-FULL_TYPES = ("f32", "f16", "bf16")
-LoadMode = Literal["auto", "none", "mmap", "mlock", "mmap+mlock", "dio"]
-
-
-def _split(value: Any) -> Any:
-    """One text, perhaps with commas, or a list of them."""
-    texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
-        return texts
-    if not all(text.strip() for text in texts):
-        raise ValueError("must not be empty")  # else an unset variable in a script would open the door
-    return tuple(part.strip() for text in texts for part in text.split(",") if part.strip())
-
-
-def _row(value: Any) -> Any:
-    """The same where a part that has commas itself stands in quotes."""
-    texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
-        return texts
-    if not all(text.strip() for text in texts):
-        raise ValueError("must not be empty")
-    return tuple(part.strip() for row in csv.reader(texts) for part in row if part.strip())
-
-
-def _layers(value: Any) -> Any:
-    return -1 if value in ("auto", "all") else value
-
-
-def _proportions(value: Any) -> Any:
-    """`3,1` or `3/1`."""
-    texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list | tuple):
-        return texts
-    return tuple(part for each in texts for part in (re.split("[,/]", each) if isinstance(each, str) else [each]))
-
-
-def _check_proportions(value: tuple[float, ...]) -> tuple[float, ...]:
-    if not all(0 <= part < math.inf for part in value):
-        raise ValueError("a proportion must be a number from 0 on")
-    if value and not sum(value):
-        raise ValueError("one proportion at least must be more than 0")
-    return value
-
-
-def _check_overrides(value: tuple[str, ...]) -> tuple[str, ...]:
-    for text in value:
-        MetadataOverride.parse(text)
-    return value
-
-
-def _check_placements(value: tuple[str, ...]) -> tuple[str, ...]:
-    for text in value:
-        pattern, mark, buffer = text.rpartition("=")
-        if not (pattern and mark and buffer) or "\0" in text:
-            raise ValueError(f"{text!r} must be PATTERN=BUFFER")
-    return value
-
-
-def _hosts(texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Names, addresses and networks, nothing else: a mistyped one would silently allow nothing."""
-    for text in texts:
-        try:
-            ip_network(text, strict=False)
-        except ValueError:
-            if re.fullmatch(r"(?=.*[a-zA-Z])[a-zA-Z0-9_-]+(\.[a-zA-Z0-9_-]+)*\.?", text) is None:
-                raise ValueError(f"{text} is neither a host's name nor an address nor a network") from None
-    return texts
-
-
-Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_split)]
-Texts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_row)]
-Proportions = Annotated[tuple[float, ...], NoDecode, BeforeValidator(_proportions), AfterValidator(_check_proportions)]
-Factor = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Hosts = Annotated[tuple[str, ...], NoDecode, AfterValidator(_hosts), BeforeValidator(_row)]
 
 
 class BusSettings(Settings):
@@ -214,7 +143,7 @@ class ModelSettings(Settings):
     alias: Annotated[str, Flag("-a", "--alias")] = Field(
         "", description="names that clients use, the first being shown; several with commas; default: the file's"
     )
-    override_kv: Annotated[Texts, Flag("--override-kv"), AfterValidator(_check_overrides)] = Field(
+    override_kv: Annotated[Overrides, Flag("--override-kv")] = Field(
         (),
         description="metadata of the model to read otherwise: KEY=TYPE:VALUE with int, float, bool or str; several"
         " with commas, or the flag again",
@@ -396,7 +325,7 @@ class DeviceSettings(Settings):
 
     group: ClassVar[str] = "devices"
 
-    n_gpu_layers: Annotated[int, Flag("-ngl", "--gpu-layers", "--n-gpu-layers"), BeforeValidator(_layers)] = Field(
+    n_gpu_layers: Annotated[Layers, Flag("-ngl", "--gpu-layers", "--n-gpu-layers")] = Field(
         -1, ge=-1, le=MOST, description="layers on the GPU; -1, auto or all: all that llama.cpp can put there"
     )
     device: Annotated[Texts, Flag("-dev", "--device")] = Field(
@@ -412,7 +341,7 @@ class DeviceSettings(Settings):
     main_gpu: Annotated[int, Flag("-mg", "--main-gpu")] = Field(
         0, ge=0, le=MOST, description="the GPU of --split-mode none, and of what is not split with row"
     )
-    override_tensor: Annotated[Texts, Flag("-ot", "--override-tensor"), AfterValidator(_check_placements)] = Field(
+    override_tensor: Annotated[Placements, Flag("-ot", "--override-tensor")] = Field(
         (), description="where tensors go whose names fit: PATTERN=BUFFER, several with commas"
     )
     cpu_moe: Annotated[bool, Flag("-cmoe", "--cpu-moe")] = Field(
@@ -465,13 +394,31 @@ class ImageSettings(Settings):
 
 
 class EmbeddingSettings(Settings):
-    """Vectors of texts."""
+    """Vectors of texts, and how well texts answer others."""
 
     group: ClassVar[str] = "embeddings"
 
-    pooling: Annotated[Literal["mean", "cls", "last"] | None, Flag("--pooling")] = Field(
-        None, description="pooling of embeddings; default: the model's own, else mean"
+    pooling: Annotated[Literal["none", "mean", "cls", "last", "rank"] | None, Flag("--pooling")] = Field(
+        None,
+        description="what an input becomes: none is a vector for each token, rank a score of a query with a document;"
+        " default: the model's own, else mean",
     )
+    embedding: Annotated[bool, Flag("--embeddings", "--embedding")] = Field(
+        False, description="only embed: there is no cache to generate with"
+    )
+    rerank: Annotated[bool, Flag("--reranking", "--rerank")] = Field(
+        False, description="only rerank: the same with --pooling rank"
+    )
+    embedding_batch: Annotated[Literal["auto", "on", "off"], Flag("--embedding-batch")] = Field(
+        "auto",
+        description="many inputs in one decode: auto where that changes no vector; on is quicker, above all on a GPU,"
+        " and neighbours then shift a vector by up to 0.01 where weights are quantized",
+    )
+
+    def check(self) -> None:
+        super().check()
+        if self.rerank and self.pooling not in (None, "rank"):
+            raise ConfigError(f"--rerank and --pooling {self.pooling} exclude each other: reranking is --pooling rank")
 
 
 class TextSettings(Settings):

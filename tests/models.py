@@ -28,8 +28,10 @@ __all__ = [
     "write_demo_vocab_model",
     "write_encoder_model",
     "write_infill_model",
+    "write_judging_model",
     "write_projector",
     "write_recurrent_model",
+    "write_reranker_model",
     "write_sliding_model",
     "write_split",
     "write_two_dimensional_model",
@@ -41,6 +43,8 @@ N_FF = 96
 BYTE_EOS = 257
 N_BYTE_VOCAB = 258
 FILL_TOKENS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>")
+PAIR_TOKENS = ("<s>", "<sep>")
+RERANK_TEMPLATE = "Q: {query}\nD: {document}<|end|>"
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
 
 
@@ -122,15 +126,63 @@ def write_two_dimensional_model(path: Path, *, n_layers: int = 2, n_ctx_train: i
 
 def write_encoder_model(path: Path, *, n_layers: int = 2, n_ctx_train: int = 512, seed: int = 0) -> Path:
     """A BERT model with the same tokens: it has no cache and generates nothing."""
-    writer = _writer(path, "bert", n_layers, n_ctx_train, N_BYTE_VOCAB)
+    writer = _encoder_writer(path, gguf.PoolingType.MEAN, n_layers, n_ctx_train, N_BYTE_VOCAB)
+    _add_byte_vocab(writer)
+    _add_encoder(_Weights(writer, seed), N_BYTE_VOCAB, n_layers, n_ctx_train)
+    return _finish(writer, path)
+
+
+def write_reranker_model(path: Path, *, n_layers: int = 2, n_ctx_train: int = 512, seed: int = 0) -> Path:
+    """The same with a classifier, and with what its vocabulary puts around texts: PAIR_TOKENS, from 258 on."""
+    n_vocab = N_BYTE_VOCAB + len(PAIR_TOKENS)
+    writer = _encoder_writer(path, gguf.PoolingType.RANK, n_layers, n_ctx_train, n_vocab)
+    _add_byte_vocab(writer, PAIR_TOKENS, adds_bos=True)
+    writer.add_bos_token_id(N_BYTE_VOCAB)
+    writer.add_sep_token_id(N_BYTE_VOCAB + 1)
+    writer.add_add_sep_token(True)
+    writer.add_add_eos_token(True)
+    weights = _Weights(writer, seed)
+    _add_encoder(weights, n_vocab, n_layers, n_ctx_train)
+    weights.add("cls.weight", N_EMBD, N_EMBD)
+    weights.add("cls.bias", N_EMBD, scale=0.1)
+    weights.add("cls.output.weight", 1, N_EMBD)
+    weights.add("cls.output.bias", 1, scale=0.1)
+    return _finish(writer, path)
+
+
+def write_judging_model(path: Path, *, n_layers: int = 1, n_ctx_train: int = 2048, seed: int = 0) -> Path:
+    """A causal model that reranks: with a classifier over its last token, and a template for what it judges."""
+    n_vocab = N_BYTE_VOCAB + 1
+    writer = _writer(path, "qwen3", n_layers, n_ctx_train, n_vocab)
+    _add_attention(writer)
+    writer.add_pooling_type(gguf.PoolingType.RANK)
+    writer.add_classifier_output_labels(["yes", "no"])
+    _add_byte_vocab(writer, ["<|end|>"])
+    writer.add_chat_template([{"name": "rerank", "template": RERANK_TEMPLATE}])
+    weights = _Weights(writer, seed)
+    weights.add("cls.output.weight", 2, N_EMBD)
+    weights.add_ends(n_vocab)
+    for layer in range(n_layers):
+        weights.add_block(layer)
+        weights.add_ones(f"blk.{layer}.attn_q_norm.weight", N_EMBD // N_HEADS)
+        weights.add_ones(f"blk.{layer}.attn_k_norm.weight", N_EMBD // N_HEADS)
+    return _finish(writer, path)
+
+
+def _encoder_writer(
+    path: Path, pooling: gguf.PoolingType, n_layers: int, n_ctx_train: int, n_vocab: int
+) -> gguf.GGUFWriter:
+    writer = _writer(path, "bert", n_layers, n_ctx_train, n_vocab)
     _add_attention(writer)
     writer.add_layer_norm_eps(1e-5)
     writer.add_causal_attention(False)
-    writer.add_pooling_type(gguf.PoolingType.MEAN)
+    writer.add_pooling_type(pooling)
     writer.add_token_type_count(2)
-    _add_byte_vocab(writer)
-    weights = _Weights(writer, seed)
-    weights.add("token_embd.weight", N_BYTE_VOCAB, N_EMBD, scale=1.0)
+    return writer
+
+
+def _add_encoder(weights: _Weights, n_vocab: int, n_layers: int, n_ctx_train: int) -> None:
+    weights.add("token_embd.weight", n_vocab, N_EMBD, scale=1.0)
     weights.add("token_types.weight", 2, N_EMBD, scale=0.1)
     weights.add("position_embd.weight", n_ctx_train, N_EMBD, scale=0.3)
     weights.add_norm("token_embd_norm")
@@ -141,7 +193,6 @@ def write_encoder_model(path: Path, *, n_layers: int = 2, n_ctx_train: int = 512
             weights.add(f"blk.{layer}.{name}.weight", N_EMBD, N_EMBD)
         weights.add(f"blk.{layer}.ffn_up.weight", N_FF, N_EMBD)
         weights.add(f"blk.{layer}.ffn_down.weight", N_EMBD, N_FF)
-    return _finish(writer, path)
 
 
 ProjectorKind = Literal["mlp", "gemma3", "qwen2vl_merger"]
@@ -321,14 +372,14 @@ def _byte_characters() -> list[str]:
     return [characters[byte] for byte in range(256)]
 
 
-def _add_byte_vocab(writer: gguf.GGUFWriter, more: Sequence[str] = ()) -> None:
+def _add_byte_vocab(writer: gguf.GGUFWriter, more: Sequence[str] = (), *, adds_bos: bool = False) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list([*_byte_characters(), "aa", "</s>", *more])
     writer.add_token_types([gguf.TokenType.NORMAL] * 257 + [gguf.TokenType.CONTROL] * (1 + len(more)))
     writer.add_token_merges(["a a"])
     writer.add_eos_token_id(BYTE_EOS)
-    writer.add_add_bos_token(False)
+    writer.add_add_bos_token(adds_bos)
     writer.add_chat_template(CHAT_TEMPLATE)
 
 

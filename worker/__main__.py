@@ -32,8 +32,11 @@ def main() -> int:
     try:
         uvloop.run(run(settings))
     except (ConfigError, LoadFailed) as error:
-        print(f"slotstream worker: {settings.blame(str(error))}", file=sys.stderr)
-        return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_LOAD
+        print(f"slotstream worker: {settings.blame(str(error))}", file=sys.stderr, flush=True)
+        if isinstance(error, ConfigError):
+            return EXIT_CONFIG
+        sys.stdout.flush()
+        os._exit(EXIT_LOAD)  # a load that was given up may never end, nor let the process
     return 0
 
 

@@ -99,7 +99,7 @@ async def _work(
             hands,
             Registrar(
                 engine.model,
-                Rules.of(settings, intent.system_prompt, engine.n_ctx_slot),
+                Rules.of(settings, intent.system_prompt, engine),
                 engine.grammars,
                 engine.adapters,
                 engine.vision,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -36,7 +36,9 @@ from shared.jobs import (
 )
 from worker.chat import Template, template_of
 from worker.engine import Adapters, EmbedTask, GenerateTask, Grammar, Grammars, Model, SequenceKey, Task, Vision
+from worker.engine.launch import NO_TEXT
 from worker.engine.sampling import Breakers, Repeats
+from worker.pairs import Pairs
 from worker.past import Past
 from worker.pictures import Pictures
 from worker.prompting import Prompter
@@ -89,6 +91,7 @@ class Registrar:
         self._rules = rules
         self._template = template or template_of(model.facts)
         self._vocabulary = Vocabulary(model)
+        self._pairs = Pairs(model.facts, self._vocabulary, model.control_texts)
         self._prompter = Prompter(model, self._vocabulary, self._template, rules)
 
     def admit(
@@ -104,6 +107,8 @@ class Registrar:
         match job.request:
             case Embedding():
                 return self._embedding(claimed, job.request)
+            case Rerank():
+                return self._reranking(claimed, job.request)
             case Completion() | Chat() | Infill():
                 return self._generation(claimed, job.request, pasts, is_wanted)
             case Tokenize():
@@ -118,8 +123,6 @@ class Registrar:
                 return Intake(self._accepted(0), answer=AdapterScales(scales=self._adapters.set_defaults(adapters)))
             case SlotAction():
                 return self._slot_action(claimed, job.request)
-            case Rerank():
-                raise NotSupported("this worker cannot do that")
 
     def _slot_action(self, claimed: Claimed, request: SlotAction) -> Intake:
         if self._slot_files is None:
@@ -156,10 +159,15 @@ class Registrar:
         is_wanted: Callable[[], bool],
     ) -> Intake:
         """A task for each choice of each prompt; prompts are counted once, however many choices they have."""
+        if not self._rules.can_generate:
+            raise NotSupported(NO_TEXT)
+        deadline = _deadline(claimed)
         system = self._rules.system_of(request)
         before = self._prompter.system(system.prompt)
         request = self._settled(request, system, len(before))
-        prompts = self._prompter.prompts(request, before, self._pictures(request.media, is_wanted))
+        pictures = self._pictures(request.media, is_wanted)
+        prompts = self._prompter.prompts(request, before, pictures)
+        queue_ms = max(0.0, claimed.now - claimed.enqueued_at) * 1e3 + (pictures.took_ms if pictures else 0.0)
         sampling = request.sampling
         biases, breakers = self._vocabulary.biases(sampling), self._vocabulary.breakers(sampling)
         repeats = [_repeats(sampling, prompt.text, breakers) for prompt in prompts]
@@ -167,7 +175,6 @@ class Registrar:
         penalized = self._penalized(sampling.penalty_prompt)
         scales = self._adapters.scales(request.lora)
         grammar = self._grammar(request.constraint)
-        queue_ms, deadline = max(0.0, claimed.now - claimed.enqueued_at) * 1e3, _deadline(claimed)
         tasks = []
         for index in range(request.n_sequences):
             prompt, past = prompts[index // request.n], pasts.get(index, NOTHING)
@@ -222,31 +229,53 @@ class Registrar:
         return self._vocabulary.tokens(pieces, "penalty_prompt", add_special=False)[-n_ctx:]
 
     def _embedding(self, claimed: Claimed, request: Embedding) -> Intake:
-        inputs = [self._tokens(value, "input") for value in request.inputs]
-        n_ubatch = self._rules.n_ubatch
-        for position, tokens in enumerate(inputs):
-            if not tokens:
-                raise InvalidRequest(f"input {position} has no tokens", param="input")
-            if len(tokens) > n_ubatch:
-                raise InvalidRequest(
-                    f"input {position} has {len(tokens)} tokens, more than the {n_ubatch} of n_ubatch"
-                    " that this worker embeds at once",
-                    param="input",
-                )
+        pooling = self._rules.inputs.pooling
+        if pooling == "rank":
+            raise NotSupported("this worker gives no embeddings: it reranks")
+        if request.is_pooled and pooling == "none":
+            raise InvalidRequest(
+                "this worker has a vector for each token, and none for a whole input: its pooling is none",
+                param="input",
+            )
+        inputs = [self._input(value, position) for position, value in enumerate(request.inputs)]
+        return self._inputs(claimed, inputs, request.norm)
+
+    def _input(self, value: Prompt, position: int) -> tuple[int, ...]:
+        pieces = pieces_of(value)
+        self._check_input(self._vocabulary.n_least(pieces) or 1, f"input {position}", "input")
+        tokens = self._vocabulary.tokens(pieces, "input", add_special=True)
+        self._check_input(len(tokens), f"input {position}", "input")
+        return tokens
+
+    def _reranking(self, claimed: Claimed, request: Rerank) -> Intake:
+        if self._rules.inputs.pooling != "rank":
+            raise NotSupported("this worker does not rerank: that takes a model that was made for it, and --reranking")
+        pairs = []
+        for position, document in enumerate(request.documents):
+            about = f"document {position}, with the query,"
+            self._check_input(self._pairs.n_least(request.query, document) or 1, about, "documents")
+            pairs.append(self._pairs.tokens(request.query, document))
+            self._check_input(len(pairs[-1]), about, "documents")
+        return self._inputs(claimed, pairs)
+
+    def _check_input(self, n_tokens: int, about: str, field: str) -> None:
+        if fault := self._rules.inputs.fault(n_tokens):
+            raise InvalidRequest(f"{about} {fault}", param=field)
+
+    def _inputs(self, claimed: Claimed, inputs: Sequence[tuple[int, ...]], norm: int = 2) -> Intake:
+        scales, deadline = self._adapters.scales(None), _deadline(claimed)
         tasks = tuple(
             EmbedTask(
                 SequenceKey(claimed.job.id, index, claimed.lease.mark),
                 tokens,
-                request.norm,
+                norm,
                 claimed.job.lane,
-                _deadline(claimed),
+                scales,
+                deadline,
             )
             for index, tokens in enumerate(inputs)
         )
-        return Intake(Accepted(prompt_tokens=sum(map(len, inputs)), n_ctx=n_ubatch), tasks)
-
-    def _tokens(self, prompt: Prompt, field: str) -> tuple[int, ...]:
-        return self._vocabulary.tokens(pieces_of(prompt), field, add_special=True)
+        return Intake(Accepted(prompt_tokens=sum(map(len, inputs)), n_ctx=self._rules.inputs.n_most), tasks)
 
 
 NOTHING = Past()

@@ -6,8 +6,10 @@ What is wrong is one sentence. Knows no bus and no jobs.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -78,7 +80,7 @@ async def load(engine: Engine, intent: Intent, tell: Tell) -> Template:
     """
     started = time.monotonic()
     log.info("loading", model=str(intent.config.model))
-    loading = asyncio.ensure_future(asyncio.to_thread(engine.start))
+    loading = _in_a_thread_of_its_own(engine.start)
     try:
         await _told_of(loading, engine, tell)
     except asyncio.CancelledError:
@@ -101,10 +103,37 @@ async def load(engine: Engine, intent: Intent, tell: Tell) -> Template:
     return template
 
 
+def _in_a_thread_of_its_own(call: Callable[[], None]) -> asyncio.Future[None]:
+    """Not in the loop's pool: a load that hangs would be waited for at the end of the process."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: BaseException | None) -> None:
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    def run() -> None:
+        failure: BaseException | None = None
+        try:
+            call()
+        except BaseException as error:
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+            loop.call_soon_threadsafe(settle, failure)
+
+    threading.Thread(target=run, name="load", daemon=True).start()
+    return done
+
+
 async def _told_of(loading: asyncio.Future[None], engine: Engine, tell: Tell) -> None:
+    """Raises LoadFailed also where llama.cpp would have ended the process."""
     told = 0
     while not loading.done():
         await asyncio.wait((loading,), timeout=LOOK_EVERY_S)
+        if fault := engine.loading.fault:
+            raise LoadFailed(f"llama.cpp gives the model up: {fault}")
         progress = engine.loading.progress
         tell(progress)
         if (step := int(progress * STEPS)) > told and not loading.done():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import struct
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -39,6 +40,8 @@ class Pictures:
             header_of(content, _name(number))
             self._contents.append(content)
         self._n_taken = 0
+        self.took_ms = 0.0
+        """Reading and encoding them, and waiting until others were encoded."""
 
     @property
     def n_left(self) -> int:
@@ -52,7 +55,7 @@ class Pictures:
         content = self._contents[self._n_taken]
         self._n_taken += 1
         name = _name(self._n_taken)
-        digest = hashlib.sha256(content).digest()
+        digest, began = hashlib.sha256(content).digest(), time.monotonic()
         try:
             return self._vision.picture(digest, partial(pixels_of, content, name), self._n_ctx - n_before, name)
         except TooManyRows as error:
@@ -63,6 +66,8 @@ class Pictures:
                 n_prompt_tokens=n_tokens,
                 n_ctx=self._n_ctx,
             ) from None
+        finally:
+            self.took_ms += (time.monotonic() - began) * 1e3
 
 
 def pixels_of(content: bytes, name: str) -> Pixels:

@@ -149,6 +149,8 @@ def _card(announced: ModelCard, engine: Engine, chat_template: str) -> ModelCard
         bos_token=facts.bos_token,
         eos_token=facts.eos_token,
         description=facts.description,
+        can_generate=engine.can_generate,
+        pooling=engine.input_rules.pooling,
         has_vision=engine.vision is not None,
         adapters=tuple(
             AdapterCard(path=str(path), scale=0.0, task_name=said.task_name, prompt_prefix=said.prompt_prefix)

@@ -9,6 +9,7 @@ from typing import NamedTuple, Self
 
 from shared.jobs import Completion, Generation, Prompt
 from shared.settings import ConfigError, WorkerSettings
+from worker.engine import Engine, InputRules
 
 
 class SystemPrompt(NamedTuple):
@@ -48,8 +49,9 @@ class SystemPrompt(NamedTuple):
 class Rules:
     n_ctx: int
     """Longest sequence, in tokens: a prompt must be shorter."""
-    n_ubatch: int
-    """Longest input of an embedding."""
+    inputs: InputRules = field(default_factory=InputRules)
+    """Of embeddings and of reranking."""
+    can_generate: bool = True
     n_batch: int = 2048
     """Tokens of an infill's two sides together."""
     n_predict: int = -1
@@ -62,10 +64,11 @@ class Rules:
     n_slots: int = 1
 
     @classmethod
-    def of(cls, settings: WorkerSettings, system_prompt: SystemPrompt, n_ctx: int) -> Self:
+    def of(cls, settings: WorkerSettings, system_prompt: SystemPrompt, engine: Engine) -> Self:
         return cls(
-            n_ctx=n_ctx,
-            n_ubatch=min(settings.ubatch_size, settings.batch_size),
+            n_ctx=engine.n_ctx_slot,
+            inputs=engine.input_rules,
+            can_generate=engine.can_generate,
             n_batch=settings.batch_size,
             n_predict=settings.n_predict,
             n_predict_max=settings.n_predict_max,

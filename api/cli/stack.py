@@ -199,7 +199,7 @@ async def _missing(session: aiohttp.ClientSession, url: str, needs_worker: bool)
     if response.status == 200 or (not needs_worker and content["status"] != "redis unavailable"):
         return None
     message: str = content["error"]["message"]
-    return message
+    return f"{message}, {content['progress']:.0%}" if "progress" in content else message
 
 
 def _without_password(url: str) -> str:

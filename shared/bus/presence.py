@@ -121,6 +121,8 @@ class Presence:
         now = time.time()
         ttl_ms = round(ttl_s * 1000)
         name = state.model.name
+        # What a worker that has not loaded its model says of it is little: it must not replace what another knew.
+        only_new = () if state.status in ("ready", "draining") else ("NX",)
         await ask(
             self._link,
             [
@@ -130,7 +132,7 @@ class Presence:
                 ("ZADD", self._keys.workers, now, state.id),
                 ("ZREMRANGEBYSCORE", self._keys.workers, "-inf", now - max(3600.0, 2 * ttl_s)),
                 ("EXPIRE", self._keys.workers, 3600 + round(2 * ttl_s)),
-                ("SET", self._keys.model(name), state.model.to_json(), "EX", MODEL_KEPT_S),
+                ("SET", self._keys.model(name), state.model.to_json(), "EX", MODEL_KEPT_S, *only_new),
                 ("ZADD", self._keys.served, now, name),
                 ("ZREMRANGEBYSCORE", self._keys.served, "-inf", now - 2 * MODEL_KEPT_S),
                 ("EXPIRE", self._keys.served, 2 * MODEL_KEPT_S),

@@ -143,10 +143,12 @@ async def test_a_job_that_nobody_can_take_is_given_up_and_one_that_was_taken_is_
 
 async def test_why_a_model_cannot_be_loaded_is_known_at_once() -> None:
     async def hear(timeout_s: float) -> Heard | None:
+        await asyncio.sleep(0.005)
         return None
 
     with pytest.raises(NotReady, match="no such file"):
-        await MadeJobs(jobs(1), hear, lambda: Staffing(is_there=False, failure="no such file")).endings()
+        async with asyncio.timeout(2):
+            await MadeJobs(jobs(1), hear, lambda: Staffing(is_there=False, failure="no such file")).endings()
 
 
 async def test_endings_come_in_the_order_of_the_jobs() -> None:

@@ -23,6 +23,7 @@ from worker.engine import (
     EngineEvent,
     EngineSnapshot,
     GenerateTask,
+    InputRules,
     ModelFacts,
     OnEvents,
     SequenceKey,
@@ -109,7 +110,7 @@ class ScriptedEngine:
 
     def __init__(self, config: EngineConfig, on_events: OnEvents, note: Callable[[SequenceKey], None]) -> None:
         self.model = ByteModel(config.model)
-        self.n_ctx_slot = N_CTX
+        self.n_ctx_slot, self.can_generate, self.input_rules = N_CTX, True, InputRules()
         self.grammars = None
         self.adapters = Adapters()
         self.config = config

@@ -47,6 +47,15 @@ async def test_a_model_that_cannot_be_loaded_is_told_to_all_who_wait_and_a_job_r
     assert (await stack.http.get("/health")).status_code == 200
 
 
+async def test_a_model_that_llama_cpp_would_end_the_process_for_is_one_sentence_too(stack: Stack, model: Path) -> None:
+    worker = stack.start("worker", model=model, alias="tiny", override_kv="llama.block_count=int:0")
+    assert await worker.wait() == 3
+    sentence = worker.log.splitlines()[-1]
+    assert sentence.startswith("slotstream worker: llama.cpp gives the model up: GGML_ASSERT(")
+    health = (await stack.http.get("/health")).json()
+    assert f"slotstream worker: {health['error']['message']}" == sentence
+
+
 async def test_a_load_shows_its_progress_and_ends_at_once_when_the_worker_is_told_to_leave(
     stack: Stack, model: Path
 ) -> None:

@@ -144,9 +144,9 @@ def test_whoever_is_wrong_is_named_also_where_settings_contradict_each_other(
 ) -> None:
     argv = ["-b", "2"] if how == "flag" else []
     place = {"flag": "--batch-size", "variable": "SLOTSTREAM_BATCH_SIZE", "file": "slotstream.toml: batch_size"}
-    if how == "variable":
-        monkeypatch.setenv("SLOTSTREAM_BATCH_SIZE", "2")
-    elif how != "flag":
+    if how in ("flag", "variable"):  # the flag's is another, and does not count
+        monkeypatch.setenv("SLOTSTREAM_BATCH_SIZE", "2" if how == "variable" else "512")
+    else:
         table = "[worker]\n" if how == "table" else ""
         (elsewhere / "slotstream.toml").write_text(f"{table}batch_size = 2\n")
     with pytest.raises(SystemExit):
@@ -327,9 +327,10 @@ def test_a_token_of_the_hub_goes_on_to_children_and_into_no_text(monkeypatch: py
         (["-hf", "a/b", "--model-sha256", "0" * 64], "--model-sha256 is of no use without --model-url"),
         (["-mu", "http://a/b", "--model-sha256", "abc"], "--model-sha256: string should match"),
         (["-mm", "a.gguf", "-mmu", "http://a"], "--mmproj and --mmproj-url exclude each other"),
+        (["--rerank", "--pooling", "mean"], "--rerank and --pooling mean exclude each other"),
     ],
 )
-def test_what_names_a_model_twice_or_not_at_all_is_said(
+def test_what_names_a_thing_twice_or_not_at_all_is_said(
     argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):

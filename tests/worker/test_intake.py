@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ from shared.bus import Claimed, Lease
 from shared.errors import InvalidRequest, NotSupported, PromptTooLong, Rejected
 from shared.events import Text, TokenIds
 from shared.jobs import Completion, Job
+from tests.models import write_judging_model, write_reranker_model
 from worker.demo import demo_model_path
-from worker.engine import EmbedTask, GenerateTask, Model
+from worker.engine import EmbedTask, GenerateTask, InputRules, Model
 from worker.intake import Intake, Registrar
 from worker.past import Past
 from worker.rules import Rules
@@ -30,7 +32,7 @@ def model() -> Iterator[Model]:
 
 @pytest.fixture(scope="module")
 def registrar(model: Model) -> Registrar:
-    return Registrar(model, Rules(n_ctx=64, n_ubatch=16))
+    return Registrar(model, Rules(n_ctx=64, inputs=InputRules(n_most=16)))
 
 
 def admit(registrar: Registrar, pasts: dict[int, Past] | None = None, **request: Any) -> Intake:
@@ -220,7 +222,7 @@ def test_a_breaker_is_found_in_every_token_that_has_it_or_begins_it(registrar: R
 
 def test_a_request_overrides_the_default_length_and_the_greatest_caps_it(model: Model) -> None:
     def limits(**rules: int) -> list[int]:
-        ruled = Registrar(model, Rules(n_ctx=64, n_ubatch=16, **rules))
+        ruled = Registrar(model, Rules(n_ctx=64, **rules))
         return [
             generations(admit(ruled, kind="completion", prompts=["a"], n_predict=asked))[0].request.n_predict
             for asked in (-1, 0, 5, 50)
@@ -247,7 +249,7 @@ def test_every_input_is_a_task_and_all_count(registrar: Registrar) -> None:
 
 @pytest.mark.parametrize(
     ("inputs", "said"),
-    [(["", "a"], "input 0 has no tokens"), (["a", [28] * 17], "17 tokens, more than the 16 of n_ubatch")],
+    [(["", "a"], "input 0 has no tokens"), (["a", [28] * 17], "17 tokens, and this worker takes 16 .n_ubatch")],
 )
 def test_an_input_that_cannot_be_embedded_refuses_the_job(registrar: Registrar, inputs: list[Any], said: str) -> None:
     with pytest.raises(Rejected, match=said) as raised:
@@ -284,3 +286,48 @@ def test_no_id_outside_the_vocabulary_is_looked_up(registrar: Registrar, token: 
     assert refused.value.param == "tokens"
     with pytest.raises(InvalidRequest):
         admit(registrar, kind="tokenize", content=[token])
+
+
+@pytest.fixture(scope="module")
+def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registrar]:
+    with Model.load(write_reranker_model(tmp_path_factory.mktemp("models") / "reranker.gguf")) as model:
+        yield Registrar(model, Rules(n_ctx=64, inputs=InputRules("rank", n_most=16), can_generate=False))
+
+
+def test_a_query_and_each_document_are_one_input_as_the_vocabulary_joins_them(reranker: Registrar) -> None:
+    intake = admit(reranker, kind="rerank", query="who", documents=["me", "", "</s>"])
+    tokens = [task.tokens for task in intake.tasks if isinstance(task, EmbedTask)]
+    begin, middle, end = (258, *b"who"), (257, 259), (257,)
+    assert tokens == [(*begin, *middle, *text, *end) for text in (b"me", b"", b"</s>")]
+    assert intake.accepted.prompt_tokens == sum(map(len, tokens))
+
+
+def test_a_query_and_a_document_fill_the_template_of_a_model_that_has_one(tmp_path: Path) -> None:
+    with Model.load(write_judging_model(tmp_path / "judge.gguf")) as model:
+        registrar = Registrar(model, Rules(n_ctx=64, inputs=InputRules("rank")))
+        documents = ["b", "{query}", "<|end|>"]
+        tasks = admit(registrar, kind="rerank", query="{document}", documents=documents).tasks
+    tokens = [task.tokens for task in tasks if isinstance(task, EmbedTask)]
+    assert tokens == [(*f"Q: {{document}}\nD: {document}".encode(), 258) for document in documents]
+
+
+@pytest.mark.parametrize("documents", [["fits", "x" * 10], ["fits", "x" * 10**6]])
+def test_a_document_that_is_too_long_with_its_query_is_named(reranker: Registrar, documents: list[str]) -> None:
+    with pytest.raises(
+        InvalidRequest, match=r"document 1, with the query, .* this worker takes 16 \(n_ubatch\)"
+    ) as error:
+        admit(reranker, kind="rerank", query="who", documents=documents)
+    assert error.value.param == "documents"
+
+
+def test_a_worker_refuses_what_its_pooling_is_not_for(registrar: Registrar, reranker: Registrar, model: Model) -> None:
+    with pytest.raises(NotSupported, match="does not rerank"):
+        admit(registrar, kind="rerank", query="a", documents=["b"])
+    with pytest.raises(NotSupported, match="gives no embeddings"):
+        admit(reranker, kind="embedding", inputs=["a"])
+    with pytest.raises(NotSupported, match="generates no text"):
+        admit(reranker, kind="completion", prompts=["a"])
+    unpooled = Registrar(model, Rules(n_ctx=64, inputs=InputRules("none")))
+    assert admit(unpooled, kind="embedding", inputs=["a"]).tasks
+    with pytest.raises(InvalidRequest, match="pooling is none"):
+        admit(unpooled, kind="embedding", inputs=["a"], is_pooled=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from shared.jobs import Image as File
 from shared.jobs import Media
 from tests.models import write_byte_model, write_projector
 from tests.worker.engine.looking import projector_of
-from worker.engine import Model, Vision
+from worker.engine import Model, Pixels, Vision
 from worker.engine.llama import Projector
 from worker.pictures import Pictures, pixels_of
 
@@ -106,6 +108,27 @@ def test_rows_that_are_not_numbers_never_reach_a_cache(tmp_path: Path) -> None:
         pytest.raises(EngineFailed, match="not numbers"),
     ):
         Pictures(media(saved(plain(RED))), Vision(projector, n_ubatch=512), n_ctx=100).take(0)
+
+
+def test_who_leaves_waits_for_the_image_that_is_being_encoded_and_encodes_no_other(tmp_path: Path) -> None:
+    with Model.load(write_byte_model(tmp_path / "model.gguf")) as model:
+        vision = Vision(Projector.load(model, projector_of(write_projector(tmp_path / "p.gguf"))), n_ubatch=512)
+        has_begun, may_go_on = threading.Event(), threading.Event()
+
+        def read() -> Pixels:
+            has_begun.set()
+            assert may_go_on.wait(30)
+            return pixels_of(saved(plain(RED)), "the image")
+
+        with ThreadPoolExecutor() as threads:
+            seen = threads.submit(vision.picture, b"one", read, 100, "the image")
+            assert has_begun.wait(30)
+            closing = threads.submit(vision.close)
+            may_go_on.set()
+            closing.result(30)
+            assert seen.result(30).n_tokens == 16
+        with pytest.raises(Cancelled):
+            vision.picture(b"two", read, 100, "the image")
 
 
 def media(*contents: bytes) -> Media:

@@ -29,7 +29,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
 
 
 def registrar(model: Model, **rules: Any) -> Registrar:
-    return Registrar(model, Rules(**({"n_ctx": 64, "n_ubatch": 16} | rules)))
+    return Registrar(model, Rules(**({"n_ctx": 64} | rules)))
 
 
 def prompt_of(model: Model, request: Completion | Chat | Infill, **rules: Any) -> tuple[tuple[int, ...], bool]:

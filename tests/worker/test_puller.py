@@ -39,7 +39,7 @@ async def pulling(settings: BusSettings, n_slots: int = 1) -> AsyncIterator[tupl
                 bus.queue,
                 bus.log,
                 Hands(engine, held, publisher, keeper),
-                Registrar(ByteModel(Path("x.gguf")), Rules(n_ctx=64, n_ubatch=64)),
+                Registrar(ByteModel(Path("x.gguf")), Rules(n_ctx=64)),
                 Station("w", "m", n_slots=n_slots, lease_s=settings.lease_s),
             ),
             held,

@@ -8,6 +8,7 @@ from worker.engine.config import EngineConfig
 from worker.engine.constraint import Grammar, Grammars
 from worker.engine.engine import Engine, EngineEvent, OnEvents
 from worker.engine.images import ImageRows, Picture, Placed
+from worker.engine.inputs import InputRules
 from worker.engine.llama import (
     FillTokens,
     LoadAbandoned,
@@ -47,6 +48,7 @@ __all__ = [
     "Grammar",
     "Grammars",
     "ImageRows",
+    "InputRules",
     "LoadAbandoned",
     "LoadFailed",
     "Model",

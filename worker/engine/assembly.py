@@ -13,6 +13,7 @@ from worker.engine.cells import Cells
 from worker.engine.config import EngineConfig
 from worker.engine.constraint import Grammars, Masks
 from worker.engine.embedding import Embedder
+from worker.engine.inputs import InputRules
 from worker.engine.lanes import Ageing
 from worker.engine.launch import Launcher
 from worker.engine.llama import (
@@ -57,7 +58,12 @@ def assemble(config: EngineConfig, open_context: OpenContext, watch: LoadWatch, 
     n_ctx_slot = min(config.n_ctx_slot or n_ctx // config.n_slots, n_ctx)
     _check(config, n_ctx_slot)
     n_ids = _n_ids(config, model)
-    context = resources.enter_context(open_context(model, ContextParams.to_generate(config, n_ctx, n_ids)))
+    input_rules = InputRules.of(model.facts, config, n_ctx_slot)
+    embedder = resources.enter_context(Embedder(model, config, input_rules, open_context))
+    if config.embeds_only or not model.facts.is_causal:
+        context, n_ctx_slot = embedder.open(), input_rules.n_most  # nothing is generated: it is there to refuse it
+    else:
+        context = resources.enter_context(open_context(model, ContextParams.to_generate(config, n_ctx, n_ids)))
     if config.grouping.n > 1 and not context.can_shift:
         raise LoadFailed("--grp-attn-n is more than 1, and what this model has in its cache cannot be moved")
     context.adapt(tuple(adapter.scale for adapter in config.adapters))
@@ -65,8 +71,7 @@ def assemble(config: EngineConfig, open_context: OpenContext, watch: LoadWatch, 
         context.warm_up()
     vision = None
     if config.projector is not None:
-        vision = Vision(resources.enter_context(Projector.load(model, config.projector)), context.n_ubatch)
-    embedder = resources.enter_context(Embedder(model, config, open_context))
+        vision = resources.enter_context(Vision(Projector.load(model, config.projector), context.n_ubatch))
     lexicon = model.lexicon()
     grammars = resources.enter_context(Grammars(lexicon))
     masks = resources.enter_context(Masks(lexicon, config.n_threads))

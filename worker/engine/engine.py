@@ -36,6 +36,7 @@ from worker.engine.llama import (
     Outcome,
     OutOfCells,
     Piece,
+    surviving_aborts,
 )
 from worker.engine.meter import Meter
 from worker.engine.plan import Pace, Plan
@@ -93,12 +94,13 @@ class Engine:
 
     def start(self) -> None:
         """Load the model, then decode. LoadFailed and LoadAbandoned, after which nothing is left to stop."""
-        with contextlib.ExitStack() as resources:
+        with contextlib.ExitStack() as resources, surviving_aborts(self.loading):
             parts = assemble(self.config, self._open_context, self.loading, resources)
             self._resources = resources.pop_all()
         self._model, self._context, self._cells = parts.model, parts.context, parts.cells
         self._launcher, self._admission = parts.launcher, parts.admission
         self._embedder, self._grammars, self._vision = parts.embedder, parts.grammars, parts.vision
+        self.input_rules, self.can_generate = parts.embedder.rules, parts.context.can_generate
         self._n_ctx_slot = parts.n_ctx_slot
         self._desk = SlotDesk(parts.context, parts.cells, parts.admission)
         self._running = self._admission.running  # the list itself, which admission alone writes
@@ -298,6 +300,7 @@ class Engine:
         unplaced = self._admission.remove(is_going)
         self._count(-len(unplaced))
         waiting: list[Task] = [*unplaced, *self._to_embed.remove(is_going), *self._desk.remove(is_going)]
+        self._embedder.forget(is_going)
         for task in waiting:
             if isinstance(ending, Failed):
                 self._lines.append(Said(task.key, Failure.of(ending.error)))
@@ -435,17 +438,19 @@ class Engine:
         self._recovery.restore(plan)
 
     def _embed(self) -> None:
-        """A turn of embeddings, of one lane; no other input once somebody has sent something."""
+        """A turn of inputs, of one lane; no more of them once somebody has sent something."""
         self._meter.pause()
         self._scribe.hand(self._take_lines())
         lane, n_left = self._schedule.next_to_embed(self._to_embed, self._running, self._pace)
         n_inputs = 0
         while n_left > 0 and self._to_embed.count(lane) and not (n_inputs and self._inbox) and not self._is_stopping:
-            task, _ = self._to_embed.pop(lane)
-            self._lines.append(Said(task.key, self._embedder.embed(task)))
-            self._meter.n_prompt_tokens += len(task.tokens)
-            n_left -= len(task.tokens)
-            n_inputs += 1
+            tasks = self._embedder.gather(self._to_embed, lane, n_left)
+            for task, result in self._embedder.embed(tasks):
+                self._to_embed.drop(task)
+                self._lines.append(Said(task.key, result))
+                self._meter.n_prompt_tokens += len(task.tokens)
+            n_left -= min(sum(len(task.tokens) for task in tasks), self.input_rules.n_at_once)
+            n_inputs += len(tasks)
         self._schedule.embedded(lane)
         self._batch = BatchSnapshot(step=self._meter.steps, n_embedding_inputs=n_inputs)
         self._stop(self._scribe.collect())

@@ -70,6 +70,13 @@ class Lanes(Generic[T]):
         del self._lanes[lane][at]
         return waiting
 
+    def drop(self, task: T) -> None:
+        """Take out one; at no cost where it is the next of its lane."""
+        if self._lanes[task.lane][0].task is task:
+            self._lanes[task.lane].popleft()
+        else:
+            self.remove(lambda each: each is task)
+
     def remove(self, is_going: Callable[[T], bool]) -> list[T]:
         """Take out the tasks that go."""
         gone: list[T] = []

@@ -27,6 +27,8 @@ from worker.engine.sequence import Clock, Completed, Limits, Sequence
 from worker.engine.task import GenerateTask
 from worker.engine.transcript import Transcript
 
+NO_TEXT = "this worker generates no text: it only embeds or reranks"
+
 
 class Launcher:
     """Of one model; `full_context` knows how long a sequence can get."""
@@ -55,7 +57,7 @@ class Launcher:
         """What would harm others if it got further. Intake says the same, earlier and better."""
         n_prompt, n_ctx = len(task.prompt), self._full_context.n_ctx
         if not self._can_generate:
-            return NotSupported("this model generates no text: it only embeds")
+            return NotSupported(NO_TEXT)
         for param, ids in _ids(task):
             if not self._model.has_tokens(ids):
                 return InvalidRequest(f"{param} has token ids outside the vocabulary", param=param)

@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from shared.events import Answer, Failure, Progress, SlotReport, StopType, Timings, Tokens, Vector
+from shared.events import Answer, Failure, Progress, Score, SlotReport, StopType, Timings, Tokens, Vector
 from worker.engine.images import IMAGE_MARK
 from worker.engine.logprobs import TokenBytes, logprob_of
 from worker.engine.overflow import Shift
@@ -26,7 +26,7 @@ from worker.engine.sequence import Sequence as Generating
 from worker.engine.task import GenerateTask, SequenceKey
 from worker.engine.transcript import Transcript, Utterance
 
-EngineEvent = Progress | Tokens | Answer | Vector | SlotReport | Failure
+EngineEvent = Progress | Tokens | Answer | Vector | Score | SlotReport | Failure
 """All but Progress and Tokens end their sequence; nothing follows them."""
 
 OnEvents = Callable[[Sequence[tuple[SequenceKey, EngineEvent]]], None]

@@ -79,13 +79,15 @@ class GenerateTask:
 
 @dataclass(frozen=True, slots=True)
 class EmbedTask:
-    """Embed one input."""
+    """Embed one input, or judge it where the worker reranks."""
 
     key: SequenceKey
     tokens: tuple[int, ...]
     norm: int = 2
     """As in the request."""
     lane: Lane = Lane.INTERACTIVE
+    scales: Scales = ()
+    """Of the worker's adapters, as they were when it came."""
     deadline: float | None = None
 
 

@@ -10,10 +10,12 @@ import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from types import TracebackType
+from typing import Self
 
 import numpy as np
 
-from shared.errors import EngineFailed, InvalidRequest
+from shared.errors import Cancelled, EngineFailed, InvalidRequest
 from worker.engine.images import ImageRows, Picture
 from worker.engine.llama import Pixels, Projector, Slice, View
 
@@ -35,24 +37,42 @@ class Vision:
     """Of one model and its projector. For any thread; one image is encoded at a time."""
 
     def __init__(self, projector: Projector, n_ubatch: int, *, n_bytes: int = CACHE_BYTES) -> None:
-        """`n_ubatch`: rows that can be computed at once."""
+        """`n_ubatch`: rows that can be computed at once. The projector is closed here."""
         self._projector = projector
         self._n_ubatch = n_ubatch
         self._n_bytes_max = n_bytes
         self._lock = threading.Lock()
         # Below: under the lock.
+        self._is_closed = False
         self._pictures: OrderedDict[bytes, Picture] = OrderedDict()
         self._n_bytes = 0
         self._ids: OrderedDict[tuple[bytes, int], int] = OrderedDict()
         self._unused_ids = itertools.count(-1, -1)  # 31 bits: a hundred images a second for eight months
 
+    def close(self) -> None:
+        """No image is encoded any more; one that is being encoded comes to its end first."""
+        with self._lock:
+            self._is_closed = True
+            self._projector.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
     def picture(self, digest: bytes, read: Callable[[], Pixels], n_room: int, name: str) -> Picture:
         """The image whose content has this digest, as it stands in a prompt that has room for so many tokens.
 
         `read` gives its pixels, and is called only for an image that is not known. Raises TooManyRows; InvalidRequest,
-        about the image of that name, when the projector cannot take it; EngineFailed when it fails.
+        about the image of that name, when the projector cannot take it; EngineFailed when that fails; Cancelled once
+        this is closed.
         """
         with self._lock:
+            if self._is_closed:
+                raise Cancelled("the worker is leaving")
             picture = self._pictures.get(digest)
             if picture is None:
                 with self._projector.view(read()) as view:

@@ -60,6 +60,15 @@ async def test_a_model_is_described_by_its_last_worker(bus: Bus) -> None:
     assert await bus.presence.models() == {CARD.name: newer}
 
 
+async def test_a_worker_without_its_model_does_not_replace_what_is_known_of_it(bus: Bus) -> None:
+    unknown = CARD.model_copy(update={"n_ctx": 0, "n_vocab": 0})
+    await bus.presence.announce(a_worker("w1", model=unknown, status="loading", progress=0.5))
+    assert await bus.presence.models() == {CARD.name: unknown}
+    await bus.presence.announce(a_worker("w2"))
+    await bus.presence.announce(a_worker("w1", model=unknown, status="failed", failure="no such file"))
+    assert await bus.presence.models() == {CARD.name: CARD}
+
+
 async def test_workers_of_long_ago_are_forgotten_by_the_index(bus: Bus, behind: Behind) -> None:
     await behind.client.zadd(behind.keys.workers, {"ancient": 1.0})
     await bus.presence.announce(a_worker("w1"))

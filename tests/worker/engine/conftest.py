@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.models import write_byte_model, write_encoder_model, write_recurrent_model, write_sliding_model
+from tests.models import (
+    write_byte_model,
+    write_encoder_model,
+    write_judging_model,
+    write_recurrent_model,
+    write_reranker_model,
+    write_sliding_model,
+)
 
 
 @pytest.fixture(scope="session")
@@ -31,3 +38,15 @@ def sliding_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def encoder_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same tokens, and nothing to generate with."""
     return write_encoder_model(tmp_path_factory.mktemp("models") / "encoder.gguf")
+
+
+@pytest.fixture(scope="session")
+def reranker_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a classifier."""
+    return write_reranker_model(tmp_path_factory.mktemp("models") / "reranker.gguf")
+
+
+@pytest.fixture(scope="session")
+def judging_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One that generates, and has a classifier over its last token."""
+    return write_judging_model(tmp_path_factory.mktemp("models") / "judge.gguf")

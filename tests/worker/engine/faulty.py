@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from worker.engine.llama import Context, ContextParams, Floats, Interrupt, LoadFailed, Model
+from worker.engine.llama import Context, ContextParams, Floats, Interrupt, LoadFailed, Model, Piece
 
 
 class Fault(NamedTuple):
@@ -96,5 +96,12 @@ class FaultyContext(Context):
         slots = self._batch.seq_id[np.flatnonzero(self._batch.wants_logits[: self._batch.native.n_tokens])]
         logits[np.isin(slots, list(self._fault.spoils))] = np.nan
         return logits if self._fault.has_logits else None
+
+    def _pooled_rows(self, pieces: Sequence[Piece]) -> list[Floats] | None:
+        rows = super()._pooled_rows(pieces)
+        if self._fault is None or rows is None:
+            return rows
+        spoils = self._fault.spoils
+        return [each * np.nan if piece.seq_id in spoils else each for each, piece in zip(rows, pieces, strict=True)]
 
     _fault: Fault | None = None

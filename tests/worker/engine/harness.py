@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from shared.events import Answer, Failure, SlotReport, Tokens, Vector
+from shared.events import Answer, Failure, Score, SlotReport, Tokens, Vector
 from shared.jobs import Generation, Sampling
 from worker.engine import Engine, EngineConfig, EngineEvent, GenerateTask, SequenceKey, Task
 from worker.engine.llama import Context, ContextParams, Decoded, Model, Piece
@@ -82,11 +82,11 @@ class Recorded:
         assert isinstance(ending, Answer), ending
         return ending
 
-    def ending(self, job_id: str) -> Answer | Vector | SlotReport | Failure:
+    def ending(self, job_id: str) -> Answer | Vector | Score | SlotReport | Failure:
         with self._changed:
             assert self._changed.wait_for(lambda: self.has_ended(job_id), PATIENCE_S), f"{job_id} did not end"
             last = self._events[job_id][-1]
-        assert isinstance(last, Answer | Vector | SlotReport | Failure)
+        assert isinstance(last, Answer | Vector | Score | SlotReport | Failure)
         return last
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
@@ -107,7 +107,7 @@ class Recorded:
     def has_ended(self, job_id: str) -> bool:
         """For `wait_for`."""
         events = self._events[job_id]
-        return bool(events) and isinstance(events[-1], Answer | Vector | SlotReport | Failure)
+        return bool(events) and isinstance(events[-1], Answer | Vector | Score | SlotReport | Failure)
 
     def post(self, events: Sequence[tuple[SequenceKey, EngineEvent]]) -> None:
         for key, event in events:

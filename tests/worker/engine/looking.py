@@ -15,8 +15,8 @@ from llama_cpp import mtmd_cpp
 
 from tests.worker.engine.harness import EXACT, Recorded, task
 from worker.engine import GenerateTask, ImageRows, Pixels, Placed
-from worker.engine.config import ProjectorConfig
 from worker.engine.llama import Context, ContextParams, Decoded, Model, Piece
+from worker.engine.options import ProjectorConfig
 
 Part = str | Pixels
 """Of a prompt: its text is bytes of the byte model."""

@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,22 @@ def test_a_slot_may_be_longer_than_its_share_of_the_cells(ctx_size: int, n_ctx: 
     settings = WorkerSettings(model="m.gguf", parallel=4, kv_unified_per_slot=1000, ctx_size=ctx_size)
     config = EngineConfig.from_settings(settings)
     assert (config.n_ctx, config.n_ctx_slot) == (n_ctx, n_ctx_slot)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({}, (False, None)),
+        ({"pooling": "none"}, (False, "none")),
+        ({"embedding": True, "pooling": "cls"}, (True, "cls")),
+        ({"rerank": True}, (True, "rank")),
+    ],
+)
+def test_a_worker_embeds_beside_generation_or_does_nothing_else(
+    flags: dict[str, Any], expected: tuple[bool, str | None]
+) -> None:
+    config = EngineConfig.from_settings(WorkerSettings(model="m.gguf", **flags))
+    assert (config.embeds_only, config.pooling) == expected
 
 
 def test_adapters_are_counted_through_with_the_scales_that_they_start_with() -> None:

@@ -14,7 +14,6 @@ from worker.engine.llama import (
     Model,
     OutOfCells,
     Piece,
-    model_pooling,
 )
 
 PARAMS = ContextParams(n_ctx=256, n_batch=512, n_ubatch=512, n_seq_max=4, n_threads=1, n_threads_batch=1)
@@ -58,7 +57,6 @@ def test_a_model_tells_its_facts(byte_model: Path) -> None:
         assert facts.can_rewind
         assert (facts.architecture, facts.ftype) == ("llama", "F32")
         assert model.eog == {257}
-        assert model_pooling(model) == "mean"
 
 
 @pytest.mark.parametrize("text", ["plain", "a\0b", "👋 日本", "\0", "", "é\n\t", "aaaa"])

@@ -17,9 +17,9 @@ from shared.overrides import MetadataOverride
 from shared.settings import WorkerSettings
 from tests.models import write_split
 from worker.engine import EngineConfig
-from worker.engine.config import LoadOptions, Positions
 from worker.engine.llama import Context, ContextParams, LoadAbandoned, LoadFailed, LoadWatch, Model, Piece
 from worker.engine.llama.loading import ModelParams
+from worker.engine.options import LoadOptions, Positions
 
 PARAMS = ContextParams(n_ctx=256, n_batch=64, n_ubatch=64, n_seq_max=4, n_threads=1, n_threads_batch=1)
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from worker import memory
-from worker.engine.config import LoadOptions
 from worker.engine.llama import Context, ContextParams, LoadFailed, Model, ModelFacts
 from worker.engine.llama.need import CELL_BYTES, need_of
+from worker.engine.options import LoadOptions
 
 PARAMS = ContextParams(n_ctx=100_000, n_batch=64, n_ubatch=1, n_seq_max=4, n_threads=1, n_threads_batch=1)
 

@@ -14,11 +14,20 @@ import pytest
 from shared.errors import InvalidRequest
 from shared.events import Answer, Failure, Progress
 from shared.jobs import Lane
-from tests.models import BYTE_EOS, ProjectorKind, write_byte_model, write_projector, write_two_dimensional_model
+from tests.models import (
+    BYTE_EOS,
+    ProjectorKind,
+    write_byte_model,
+    write_projector,
+    write_recurrent_model,
+    write_sliding_model,
+    write_two_dimensional_model,
+)
 from tests.worker.engine.faulty import Decode, Fault, Faults
 from tests.worker.engine.harness import EXACT, GREEDY, Recorded, config, task
 from tests.worker.engine.looking import Part, looking, native_greedy, picture, projector_of
 from worker.engine import EngineEvent, GenerateTask, Placed, SequenceKey
+from worker.engine.llama import Context, Interrupt
 from worker.engine.sampling import Sampler, Setting
 
 KINDS: tuple[ProjectorKind, ...] = ("mlp", "gemma3", "qwen2vl_merger")
@@ -166,6 +175,40 @@ def test_a_cache_too_small_for_all_gives_up_ends_of_prompts_and_no_text_changes(
         for round in range(2):
             tasks = [looking(engine, f"{round}/{at}", *parts, n_predict=30) for at, parts in enumerate(prompts)]
             assert [answer.text for answer in engine.run(*tasks)] == alone
+
+
+def test_bulk_in_its_image_is_interrupted_for_a_person_and_says_what_it_would_have(eye: Eye) -> None:
+    parts = ("interrupted: ", picture(45, 300, 300), "?")
+    expected = native_greedy(eye.model, eye.projector, parts, 20, BYTE_EOS)
+    interrupted: list[int] = []
+
+    class Interrupting(Context):
+        """In the first decode of an image a person comes."""
+
+        def _compute(self, interrupt: Interrupt | None) -> int:
+            if interrupt is None or self._batch.native.token or interrupted:
+                return super()._compute(interrupt)
+            interrupt.set()
+            interrupted.append(super()._compute(interrupt))
+            return interrupted[0]
+
+    settings = config(eye.model, projector=projector_of(eye.projector), n_slots=2, **EXACT)
+    with Recorded(settings, open_context=Interrupting.open) as engine:
+        engine.engine._pace.observe(0, 16, 16 * 100.0)  # so that it is worth interrupting
+        engine.submit(looking(engine, "bulk", *parts, n_predict=20, lane=Lane.BULK))
+        assert list(engine.answer("bulk").ids) == expected
+    assert interrupted == [2], "llama.cpp's code for it"
+
+
+@pytest.mark.parametrize(("write_model", "kind"), [(write_recurrent_model, "mlp"), (write_sliding_model, "gemma3")])
+def test_a_model_whose_state_cannot_lose_its_end_sees_images_too(
+    write_model: Callable[[Path], Path], kind: ProjectorKind, tmp_path: Path
+) -> None:
+    model, projector = write_model(tmp_path / "m.gguf"), write_projector(tmp_path / "p.gguf", kind)
+    parts = ("see: ", picture(46), " what?")
+    with Recorded(config(model, projector=projector_of(projector), **EXACT)) as engine:
+        first, again = (engine.run(looking(engine, name, *parts, n_predict=20))[0] for name in ("first", "again"))
+    assert list(first.ids) == list(again.ids) == native_greedy(model, projector, parts, 20, BYTE_EOS)
 
 
 FAULTS = {

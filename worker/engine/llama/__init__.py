@@ -23,8 +23,8 @@ from worker.engine.llama.context import (
 )
 from worker.engine.llama.facts import FillTokens, ModelFacts
 from worker.engine.llama.interrupt import Interrupt
-from worker.engine.llama.loading import LoadAbandoned, LoadWatch
-from worker.engine.llama.model import Model, model_pooling
+from worker.engine.llama.loading import LoadAbandoned, LoadWatch, surviving_aborts
+from worker.engine.llama.model import Model
 from worker.engine.llama.params import CACHE_TYPES, ContextParams
 from worker.engine.llama.projector import Pixels, Projector, Slice, View
 from worker.engine.llama.state import NO_STATE, Bytes, StateRefused
@@ -62,5 +62,5 @@ __all__ = [
     "apply_builtin_template",
     "builtin_templates",
     "max_sequences",
-    "model_pooling",
+    "surviving_aborts",
 ]

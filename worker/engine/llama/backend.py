@@ -15,7 +15,7 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.engine.config import Numa
+from worker.engine.options import Numa
 
 log = logging.getLogger(__name__)
 

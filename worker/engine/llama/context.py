@@ -14,7 +14,7 @@ import numpy as np
 from shared.modelfile import LoadFailed
 from worker.engine.adapters import Scales
 from worker.engine.llama import backend, state
-from worker.engine.llama.backend import Floats, Ids
+from worker.engine.llama.backend import Floats
 from worker.engine.llama.batch import Batch, Piece
 from worker.engine.llama.interrupt import Interrupt
 from worker.engine.llama.model import Model
@@ -94,6 +94,9 @@ class Context:
     def warm_up(self) -> None:
         """Touch the weights once, so that the first request does not wait for the disk. Leaves the cache empty.
         LoadFailed when what comes of it is of no use."""
+        if self._params.pooling is not None:
+            self._warm_up_to_embed()
+            return
         if not self.can_generate:
             return
         outcome = self.decode([Piece(0, 0, np.zeros(1, dtype=np.int32), True)])
@@ -101,6 +104,12 @@ class Context:
             raise LoadFailed(f"the model cannot compute: {getattr(outcome, 'reason', 'there is no room for a token')}")
         if np.isnan(outcome.logits).any():
             raise LoadFailed("the model computes what are not numbers")
+        self.clear()
+
+    def _warm_up_to_embed(self) -> None:
+        rows = self.embed([Piece(0, 0, np.zeros(1, dtype=np.int32), False)])
+        if isinstance(rows, DecodeFailed):
+            raise LoadFailed(f"the model cannot compute: {rows.reason}")
         self.clear()
 
     def adapt(self, scales: Scales) -> None:
@@ -159,21 +168,39 @@ class Context:
         finally:
             llama_cpp.llama_set_abort_callback(self._pointer, Interrupt.ASK_NOTHING, None)
 
-    def embed(self, tokens: Ids) -> Floats | DecodeFailed:
-        """The pooled vector of one whole input; the context must have been opened for embeddings.
+    def embed(self, pieces: Sequence[Piece]) -> list[Floats] | DecodeFailed:
+        """What becomes of each piece, in rows: one vector, or one for each token where the context does not pool, or
+        the scores of a classifier. The context must have been opened for it, and the pieces fit into one ubatch.
 
-        One input a decode: in a common batch each shifts its neighbours' sums by a rounding, which the quantization
-        of activations then blows up to 1e-3. Nothing stays in the cache.
+        What is pooled is the piece alone, not what its sequence has in the cache before it; the last token has seen
+        that all the same. The pieces stay in the cache.
         """
-        self._batch.fill((Piece(0, 0, tokens, False),), all_outputs=True)
-        self.clear()
+        self._batch.fill(pieces, all_outputs=True)
         if (code := self._compute(None)) != 0:
             return DecodeFailed(_failure(code))
-        pointer = llama_cpp.llama_get_embeddings_seq(self._pointer, 0)
+        rows = self._token_rows(pieces) if self._params.pooling == "none" else self._pooled_rows(pieces)
+        return DecodeFailed("llama.cpp gave no embedding") if rows is None else rows
+
+    def _pooled_rows(self, pieces: Sequence[Piece]) -> list[Floats] | None:
+        pointers = [llama_cpp.llama_get_embeddings_seq(self._pointer, piece.seq_id) for piece in pieces]
+        if not all(pointers):
+            return None
+        return [np.ctypeslib.as_array(pointer, shape=(1, self._n_columns)).copy() for pointer in pointers]
+
+    def _token_rows(self, pieces: Sequence[Piece]) -> list[Floats] | None:
+        pointer = llama_cpp.llama_get_embeddings(self._pointer)
         if not pointer:
-            return DecodeFailed("llama.cpp gave no embedding")
-        vector: Floats = np.ctypeslib.as_array(pointer, shape=(self.n_embd,)).copy()
-        return vector
+            return None
+        sizes = [len(piece.tokens) for piece in pieces]
+        rows = np.ctypeslib.as_array(pointer, shape=(sum(sizes), self._n_columns)).copy()
+        return np.split(rows, np.cumsum(sizes)[:-1])
+
+    @property
+    def _n_columns(self) -> int:
+        """Of what is embedded: the model's width, or the classes of its classifier."""
+        if self._params.pooling == "rank":
+            return int(llama_cpp.llama_model_n_cls_out(self._model.pointer))
+        return self.n_embd
 
     def truncate(self, seq_id: int, n_kept: int) -> bool:
         """Drop all positions of a sequence from `n_kept` on; False when the model cannot and all must go."""
@@ -192,8 +219,15 @@ class Context:
 
     @property
     def can_generate(self) -> bool:
-        """Without a cache there is nothing to go on from; and what has an encoder wants more than a prompt."""
-        return bool(self._memory) and not llama_cpp.llama_model_has_encoder(self._model.pointer)
+        """Without a cache there is nothing to go on from; what has an encoder wants more than a prompt; and what was
+        opened to embed has no logits."""
+        has_cache_alone = bool(self._memory) and not llama_cpp.llama_model_has_encoder(self._model.pointer)
+        return has_cache_alone and self._params.pooling is None
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether a text can be computed piece by piece, each behind what is in the cache."""
+        return bool(self._memory) and bool(llama_cpp.llama_get_causal_attn(self._pointer))
 
     @property
     def can_shift(self) -> bool:
@@ -255,9 +289,10 @@ class Context:
 
 
 def _new_context(model: Model, params: ContextParams) -> Any:
+    native = params.to_native()
     check_room(model.facts, params)
     backend.forget_errors()
-    pointer = llama_cpp.llama_init_from_model(model.pointer, params.to_native())
+    pointer = llama_cpp.llama_init_from_model(model.pointer, native)
     if not pointer:
         raise LoadFailed(f"llama.cpp cannot make a context of {params.n_ctx} cells{backend.because()}")
     return pointer

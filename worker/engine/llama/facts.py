@@ -24,6 +24,14 @@ class FillTokens(NamedTuple):
     """Before each file's name."""
 
 
+class PairTokens(NamedTuple):
+    """What a vocabulary joins a query and a document with for a model that reranks, in ids."""
+
+    before: tuple[int, ...] = ()
+    between: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
     """What a model says of itself. `size` is in bytes; an id is -1 when the model has no such token."""
@@ -55,17 +63,28 @@ class ModelFacts:
     """Whether some layers have a state and others a cache."""
     n_swa: int = 0
     """Width of the sliding window in tokens; 0 for none."""
+    is_causal: bool = True
+    """Whether a token sees only those before it: else nothing can be generated, and a text is computed as a whole."""
+    pair: PairTokens = field(default_factory=PairTokens)
+    rerank_template: str = ""
+    """Of a query and a document, where the model has one: a text with `{query}` and `{document}` in it."""
     metadata: dict[str, str] = field(default_factory=dict)
+
+
+ALWAYS_NON_CAUSAL = frozenset({"dream", "gemma-embedding", "llada", "llada-moe"})
+"""Architectures of which llama.cpp knows it by itself; of all others the file says it."""
 
 
 def read_facts(pointer: Any, vocab: Any, path: Path, overrides: Sequence[MetadataOverride] = ()) -> ModelFacts:
     """llama.cpp goes by the `overrides`, but shows the file's own values."""
     metadata = _metadata(pointer) | {each.key: _shown(each.value) for each in overrides}
     template = llama_cpp.llama_model_chat_template(pointer, None)
+    rerank_template = llama_cpp.llama_model_chat_template(pointer, b"rerank")
     bos, eos = llama_cpp.llama_vocab_bos(vocab), llama_cpp.llama_vocab_eos(vocab)
+    architecture = metadata.get("general.architecture", "")
     return ModelFacts(
         path=path,
-        architecture=metadata.get("general.architecture", ""),
+        architecture=architecture,
         description=_description(pointer),
         n_vocab=llama_cpp.llama_vocab_n_tokens(vocab),
         n_ctx_train=llama_cpp.llama_model_n_ctx_train(pointer),
@@ -96,8 +115,22 @@ def read_facts(pointer: Any, vocab: Any, path: Path, overrides: Sequence[Metadat
         is_recurrent=bool(llama_cpp.llama_model_is_recurrent(pointer)),
         is_hybrid=bool(llama_cpp.llama_model_is_hybrid(pointer)),
         n_swa=llama_cpp.llama_model_n_swa(pointer),
+        is_causal=metadata.get(f"{architecture}.attention.causal") != "false" and architecture not in ALWAYS_NON_CAUSAL,
+        pair=_pair_tokens(vocab),
+        rerank_template=rerank_template.decode("utf-8", "replace") if rerank_template else "",
         metadata=metadata,
     )
+
+
+def _pair_tokens(vocab: Any) -> PairTokens:
+    """llama-server's rule: BOS, query, EOS, SEP, document, EOS, each where the vocabulary adds it to texts."""
+    bos, eos, sep = (
+        get(vocab) for get in (llama_cpp.llama_vocab_bos, llama_cpp.llama_vocab_eos, llama_cpp.llama_vocab_sep)
+    )
+    begin = (bos,) if llama_cpp.llama_vocab_get_add_bos(vocab) else ()
+    end = (eos if eos >= 0 else sep,) if llama_cpp.llama_vocab_get_add_eos(vocab) else ()
+    middle = (sep,) if llama_cpp.llama_vocab_get_add_sep(vocab) else ()
+    return PairTokens(*(tuple(id for id in ids if id >= 0) for ids in (begin, end + middle, end)))
 
 
 def _shown(value: float | bool | str) -> str:

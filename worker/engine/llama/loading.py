@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import re
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import llama_cpp
+from llama_cpp._ggml import libggml
 
 from shared.modelfile import LoadFailed
 from shared.overrides import MetadataOverride
-from worker.engine.config import LoadOptions
 from worker.engine.llama.devices import devices
+from worker.engine.options import LoadOptions
 
 
 class LoadAbandoned(Exception):
@@ -24,6 +29,8 @@ class LoadWatch:
         self.progress = 0.0
         """Of the weights, 0 to 1. Maps of files count at once: it is the first decode that reads those."""
         self.is_abandoned = False
+        self.fault = ""
+        """Why llama.cpp would have ended the process; then the load never ends, and only leaving helps."""
 
     def abandon(self) -> None:
         """Have the load end at its next tensor."""
@@ -33,6 +40,30 @@ class LoadWatch:
         """Asked by the load before each tensor: whether it shall go on."""
         self.progress = progress
         return not self.is_abandoned
+
+
+@contextlib.contextmanager
+def surviving_aborts(watch: LoadWatch) -> Iterator[None]:
+    """Within, an assertion of llama.cpp's that fails is the watch's `fault` instead of the end of the process: the
+    thread that it fails in is kept for ever, since nothing may be returned to. For one load at a time."""
+
+    def keep(message: bytes) -> None:
+        watch.fault = _PLACE.sub("", message.decode("utf-8", "replace")).strip() or "no reason given"
+        threading.Event().wait()
+
+    callback = _ABORTED(keep)
+    _set_abort_callback(callback)
+    try:
+        yield
+    finally:
+        _set_abort_callback(_ABORTED())
+
+
+_PLACE = re.compile(r"^\S+:\d+: ")
+"""A line of llama.cpp's code."""
+_ABORTED = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+_set_abort_callback = libggml.ggml_set_abort_callback
+_set_abort_callback.argtypes, _set_abort_callback.restype = [_ABORTED], ctypes.c_void_p
 
 
 class ModelParams:

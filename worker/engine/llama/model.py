@@ -12,12 +12,12 @@ import llama_cpp
 
 from shared.modelfile import LoadFailed, check_file
 from shared.overrides import MetadataOverride
-from worker.engine.config import LoadOptions, Pooling
 from worker.engine.llama import backend
 from worker.engine.llama.adapter import LoadedAdapters
 from worker.engine.llama.facts import read_facts, token_piece
 from worker.engine.llama.loading import LoadAbandoned, LoadWatch, ModelParams
 from worker.engine.llama.room import check_model
+from worker.engine.options import LoadOptions
 from worker.grammar.lexicon import Lexicon, lexicon
 
 _PARSED_AS_SPECIAL = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
@@ -159,10 +159,3 @@ def _fault(pointer: Any) -> str | None:
     if ignored := backend.warned_of("Bad metadata override type"):
         return f"--override-kv: {ignored[0].lower()}{ignored[1:]}"
     return None
-
-
-def model_pooling(model: Model) -> Pooling:
-    """How a model wants its embeddings pooled; mean when it names nothing that gives one vector."""
-    named = model.facts.metadata.get(f"{model.facts.architecture}.pooling_type", "")
-    pooling: dict[str, Pooling] = {"1": "mean", "2": "cls", "3": "last"}
-    return pooling.get(named, "mean")

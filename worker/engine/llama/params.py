@@ -8,7 +8,8 @@ from typing import Any, Self
 import llama_cpp
 
 from shared.modelfile import LoadFailed
-from worker.engine.config import EngineConfig, Pooling, Positions
+from worker.engine.config import EngineConfig, Pooling
+from worker.engine.options import Positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +53,14 @@ class ContextParams:
         )
 
     @classmethod
-    def to_embed(cls, config: EngineConfig, pooling: Pooling) -> Self:
-        """A sequence is pooled within one ubatch, so this is all the cells that a decode can use."""
+    def to_embed(cls, config: EngineConfig, pooling: Pooling, *, n_cells: int, n_ids: int) -> Self:
+        """`n_cells` beside those of a decode, which is one ubatch: more cannot be pooled."""
+        n_ubatch = -(-config.n_ubatch // n_ids) * n_ids  # else llama.cpp ends the process, when it pools by the mean
         return cls(
-            n_ctx=config.n_ubatch,
-            n_batch=config.n_ubatch,
-            n_ubatch=config.n_ubatch,
-            n_seq_max=1,
+            n_ctx=n_cells + n_ubatch,
+            n_batch=n_ubatch,
+            n_ubatch=n_ubatch,
+            n_seq_max=n_ids,
             n_threads=config.n_threads_batch,
             n_threads_batch=config.n_threads_batch,
             flash_attention=config.flash_attention,
@@ -86,7 +88,7 @@ class ContextParams:
         params.no_perf = True
         params.embeddings = self.pooling is not None
         if self.pooling is not None:
-            params.pooling_type = {"mean": 1, "cls": 2, "last": 3}[self.pooling]
+            params.pooling_type = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}[self.pooling]
         return params
 
 

@@ -19,10 +19,10 @@ from llama_cpp import mtmd_cpp
 from numpy.typing import NDArray
 
 from shared.modelfile import LoadFailed, check_kind
-from worker.engine.config import ProjectorConfig
 from worker.engine.llama import backend
 from worker.engine.llama.backend import Floats, Ids
 from worker.engine.llama.model import Model
+from worker.engine.options import ProjectorConfig
 
 Pixels = NDArray[np.uint8]
 """(height, width, 3): red, green, blue."""

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from shared.modelfile import LoadFailed, size_of
 from worker import memory
-from worker.engine.config import LoadOptions
 from worker.engine.llama import devices
 from worker.engine.llama.facts import ModelFacts
 from worker.engine.llama.need import need_of
 from worker.engine.llama.params import ContextParams
+from worker.engine.options import LoadOptions
 from worker.memory import in_words
 
 MAPPED = ("auto", "mmap")
