@@ -7,14 +7,34 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 
 class LoadFailed(Exception):
     """A model, or what goes with it, cannot be had. The message is one sentence for people."""
 
 
-_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<n_parts>\d{5})\.gguf")
 """How the parts of a split model are called; llama.cpp finds the others by the name of the first."""
+
+
+class Split(NamedTuple):
+    """The place of a file among the parts of a model."""
+
+    stem: str
+    number: int = 1
+    n_parts: int = 1
+
+    @classmethod
+    def of(cls, path: str) -> Split:
+        found = _PART.fullmatch(path)
+        if found is None:
+            return cls(path.removesuffix(".gguf"))
+        return cls(found["stem"], int(found["number"]), int(found["n_parts"]))
+
+    def paths(self) -> list[str]:
+        """Of all parts, in order, for a model that has several."""
+        return [f"{self.stem}-{number:05}-of-{self.n_parts:05}.gguf" for number in range(1, self.n_parts + 1)]
 
 
 def check_file(path: Path) -> None:
@@ -36,12 +56,11 @@ def check_kind(path: Path, flag: str, what: str) -> None:
 
 def parts_of(path: Path) -> list[Path]:
     """The files of a model that is named by its only or its first one. LoadFailed for a later one."""
-    named = _PART.fullmatch(path.name)
-    if named is None:
+    split = Split.of(path.name)
+    if (split.number, split.n_parts) == (1, 1):
         return [path]
-    count = int(named["count"])
-    parts = [path.with_name(f"{named['stem']}-{n + 1:05}-of-{count:05}.gguf") for n in range(count)]
-    if int(named["number"]) != 1:
+    parts = [path.with_name(name) for name in split.paths()]
+    if split.number != 1:
         raise LoadFailed(f"--model: {path} is a later part of a model; name the first, {parts[0] if parts else 'of 1'}")
     return parts
 

@@ -50,7 +50,8 @@ async def run(settings: WorkerSettings, make_engine: Callable[[EngineConfig, OnE
     signals = StopSignals()
     try:
         async with open_bus(settings, name=worker_id) as bus:
-            announcer = Announcer(bus.presence, worker_id, names_of(settings), settings.model, settings.parallel)
+            path = settings.origin.text if settings.origin else ""
+            announcer = Announcer(bus.presence, worker_id, names_of(settings), path, settings.parallel)
             async with _beside(announcer.run()):
                 try:
                     await _work(settings, bus, announcer, signals, make_engine)

@@ -25,6 +25,7 @@ from shared.jobs import (
     Generation,
     Infill,
     Job,
+    Lane,
     Media,
     Prompt,
     Rerank,
@@ -35,7 +36,18 @@ from shared.jobs import (
     Tokenize,
 )
 from worker.chat import Template, template_of
-from worker.engine import Adapters, EmbedTask, GenerateTask, Grammar, Grammars, Model, SequenceKey, Task, Vision
+from worker.engine import (
+    IMAGE_MARK,
+    Adapters,
+    EmbedTask,
+    GenerateTask,
+    Grammar,
+    Grammars,
+    Model,
+    SequenceKey,
+    Task,
+    Vision,
+)
 from worker.engine.launch import NO_TEXT
 from worker.engine.sampling import Breakers, Repeats
 from worker.pairs import Pairs
@@ -118,7 +130,7 @@ class Registrar:
                     raise InvalidRequest("a token id is outside the vocabulary", param="tokens")
                 return Intake(self._accepted(len(tokens)), answer=Text(text=self._model.detokenize(tokens)))
             case ApplyTemplate(chat=chat):
-                return Intake(self._accepted(0), answer=Text(text=self._template.render(chat)))
+                return Intake(self._accepted(0), answer=Text(text=self._rendered(chat)))
             case SetAdapters(adapters=adapters):
                 return Intake(self._accepted(0), answer=AdapterScales(scales=self._adapters.set_defaults(adapters)))
             case SlotAction():
@@ -132,6 +144,10 @@ class Registrar:
 
     def _accepted(self, n_tokens: int) -> Accepted:
         return Accepted(prompt_tokens=n_tokens, n_ctx=self._rules.n_ctx)
+
+    def _rendered(self, chat: Chat) -> str:
+        text = self._template.render(chat)
+        return text if chat.media is None else text.replace(chat.media.mark, IMAGE_MARK)
 
     def _tokenized(self, request: Tokenize) -> Intake:
         pieces = pieces_of(request.content, parse_special=request.parse_special)
@@ -165,7 +181,7 @@ class Registrar:
         system = self._rules.system_of(request)
         before = self._prompter.system(system.prompt)
         request = self._settled(request, system, len(before))
-        pictures = self._pictures(request.media, is_wanted)
+        pictures = self._pictures(request.media, claimed.job.lane, lambda: is_wanted() and time.monotonic() < deadline)
         prompts = self._prompter.prompts(request, before, pictures)
         queue_ms = max(0.0, claimed.now - claimed.enqueued_at) * 1e3 + (pictures.took_ms if pictures else 0.0)
         sampling = request.sampling
@@ -203,14 +219,14 @@ class Registrar:
             tasks.append(task)
         return Intake(self._accepted(sum(len(prompt.tokens) for prompt in prompts)), tuple(tasks))
 
-    def _pictures(self, media: Media | None, is_wanted: Callable[[], bool]) -> Pictures | None:
+    def _pictures(self, media: Media | None, lane: Lane, is_wanted: Callable[[], bool]) -> Pictures | None:
         if media is None:
             return None
         if self._vision is None:
             raise NotSupported(
                 "image input is not supported by this model: its worker has no projector for it (--mmproj)"
             )
-        return Pictures(media, self._vision, self._rules.n_ctx, is_wanted)
+        return Pictures(media, self._vision, self._rules.n_ctx, lane, is_wanted)
 
     def _grammar(self, constraint: Constraint | None) -> Grammar | None:
         """For all sequences of one job."""

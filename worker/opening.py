@@ -8,26 +8,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Self
 
 import structlog
 
 from shared.settings import WorkerSettings
 from worker.chat import Template, TemplateChoice, template_of
+from worker.download import Order, found
 from worker.engine import Engine, EngineConfig, LoadFailed
-from worker.engine.config import named_model
 from worker.rules import SystemPrompt
 
 LOOK_EVERY_S = 0.2
 ABANDON_S = 3.0
 """How long a load that is not wanted any more may take to end. It does so at the next tensor; not while a file is read
 by the system, nor while the first token is computed."""
+FETCHING = 0.9
+"""The part of a start that fetching a model is; then it is loaded."""
 STEPS = 4
 """How often a load is told of in the log."""
 
@@ -45,6 +45,7 @@ class StillLoading(Exception):
 class Intent:
     """What the settings want, checked as far as it can be without a model."""
 
+    order: Order
     config: EngineConfig
     system_prompt: SystemPrompt
     template: TemplateChoice
@@ -53,24 +54,21 @@ class Intent:
     def of(cls, settings: WorkerSettings) -> Self:
         """ConfigError."""
         return cls(
+            Order.of(settings),
             EngineConfig.from_settings(settings),
             SystemPrompt.read(settings.system_prompt_file),
             TemplateChoice.of(settings),
         )
 
     async def fetched(self, settings: WorkerSettings, tell: Tell) -> Self:
-        """The same with the path where the model's file is by then. ConfigError, LoadFailed."""
-        return replace(self, config=replace(self.config, model=await find_model(settings, tell)))
-
-
-async def find_model(settings: WorkerSettings, tell: Tell) -> Path:
-    """Where the model's file is, once it is there. ConfigError, LoadFailed."""
-    return named_model(settings)
+        """The same with all files here, fetched if need be. ConfigError, LoadFailed."""
+        files = await self.order.files(lambda share: tell(FETCHING * share))
+        return replace(self, config=EngineConfig.from_settings(found(settings, files)))
 
 
 def names_of(settings: WorkerSettings) -> tuple[str, ...]:
     """What clients call the model. ConfigError when none is named."""
-    return settings.names or (re.sub(r"-\d{5}-of-\d{5}$", "", named_model(settings).stem),)
+    return settings.names or (Order.of(settings).name,)
 
 
 async def load(engine: Engine, intent: Intent, tell: Tell) -> Template:

@@ -19,20 +19,30 @@ from PIL import Image
 
 from shared.errors import Cancelled, InvalidRequest, PromptTooLong
 from shared.images import FORMATS, content_of, header_of
-from shared.jobs import Media
+from shared.jobs import Lane, Media
 from worker.engine import Picture, Pixels, TooManyRows, Vision
 
 BACKGROUND = (255, 255, 255)
+MAX_BYTES = 512 * 2**20
+"""Of the rows of one request: a hundred bytes of a file may become ten megabytes of them."""
 
 
 class Pictures:
     """Of one request: `take` gives them in order."""
 
-    def __init__(self, media: Media, vision: Vision, n_ctx: int, is_wanted: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self,
+        media: Media,
+        vision: Vision,
+        n_ctx: int,
+        lane: Lane = Lane.INTERACTIVE,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
         """`is_wanted` says whether anybody still waits for the request. Reads all headers: InvalidRequest."""
         self.mark = media.mark
         self._vision = vision
         self._n_ctx = n_ctx
+        self._is_bulk = lane is Lane.BULK
         self._is_wanted = is_wanted
         self._contents: list[bytes] = []
         for number, image in enumerate(media.images, 1):
@@ -40,6 +50,10 @@ class Pictures:
             header_of(content, _name(number))
             self._contents.append(content)
         self._n_taken = 0
+        self._seen: set[bytes] = set()
+        """By their contents."""
+        self._n_bytes = 0
+        """Of the rows of those."""
         self.took_ms = 0.0
         """Reading and encoding them, and waiting until others were encoded."""
 
@@ -57,7 +71,9 @@ class Pictures:
         name = _name(self._n_taken)
         digest, began = hashlib.sha256(content).digest(), time.monotonic()
         try:
-            return self._vision.picture(digest, partial(pixels_of, content, name), self._n_ctx - n_before, name)
+            picture = self._vision.picture(
+                digest, partial(pixels_of, content, name), self._n_ctx - n_before, name, is_bulk=self._is_bulk
+            )
         except TooManyRows as error:
             n_tokens = n_before + error.n_tokens
             raise PromptTooLong(
@@ -68,6 +84,11 @@ class Pictures:
             ) from None
         finally:
             self.took_ms += (time.monotonic() - began) * 1e3
+        self._n_bytes += 0 if digest in self._seen else picture.n_bytes
+        self._seen.add(digest)
+        if self._n_bytes > MAX_BYTES:
+            raise InvalidRequest(f"the images of the request take more than the {MAX_BYTES >> 20} MiB kept for them")
+        return picture
 
 
 def pixels_of(content: bytes, name: str) -> Pixels:

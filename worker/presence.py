@@ -63,8 +63,8 @@ class Announcer:
         return self._card.name
 
     def loading(self, progress: float) -> None:
-        """How far it is, 0 to 1."""
-        self._progress = progress
+        """How far it is, 0 to 1. It never goes back: a model that was fetched is loaded then, from the beginning."""
+        self._progress = max(self._progress, progress)
 
     def failed(self, why: str) -> None:
         """It cannot start. The last that is said of it, and kept for those who wait."""

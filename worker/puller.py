@@ -20,7 +20,7 @@ from typing import NamedTuple
 import structlog
 
 from shared.bus import Claimed, LeaseKeeper, Queue, TokenLog, Wanted
-from shared.errors import BusUnavailable, Cancelled, EngineFailed, Rejected
+from shared.errors import BusUnavailable, Cancelled, EngineFailed, NotReady, Rejected
 from shared.events import Failure, Tokens
 from shared.jobs import Generation, Job, Lane, SlotAction
 from worker.engine import Engine
@@ -99,11 +99,12 @@ class Puller:
         self._held.on_cleared = self.sweep
         # Two threads: a long prompt being tokenized does not hold up a short one behind it. And one for what is quick
         # by kind, which has no limit of length: a megabyte to tokenize must not keep prompts from their slots. And one
-        # for constraints, which are tried one at a time, and one for images, which are encoded so.
+        # for constraints, which are tried one at a time. And two for the images of each lane, which are encoded one at
+        # a time too, by turns: one job may have a thousand of them.
         self._intake_threads = ThreadPoolExecutor(2, thread_name_prefix="intake")
         self._quick_thread = ThreadPoolExecutor(1, thread_name_prefix="quick")
         self._constraint_thread = ThreadPoolExecutor(1, thread_name_prefix="constraint")
-        self._image_thread = ThreadPoolExecutor(1, thread_name_prefix="image")
+        self._image_threads = {lane: ThreadPoolExecutor(2, thread_name_prefix="image") for lane in Lane}
         self._slot_thread = ThreadPoolExecutor(1, thread_name_prefix="slot")
 
     def nudge(self) -> None:
@@ -225,7 +226,7 @@ class Puller:
             intake = await asyncio.get_running_loop().run_in_executor(
                 self._threads(claimed.job), self._admit, claimed, pasts
             )
-        except (Rejected, EngineFailed) as error:
+        except (Rejected, EngineFailed, NotReady) as error:
             self._publisher.say(claimed.lease, Failure.of(error))
             return
         held = self._still_held(claimed)
@@ -262,7 +263,7 @@ class Puller:
         if job.is_quick:
             return self._quick_thread
         if job.has_images:
-            return self._image_thread
+            return self._image_threads[job.lane]
         return self._constraint_thread if job.is_constrained else self._intake_threads
 
     async def _pasts(self, claimed: Claimed) -> dict[int, Past]:

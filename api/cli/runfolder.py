@@ -57,7 +57,8 @@ class RunModel(Wire):
         assert settings.origin is not None, "a stack of its own has a model"
         flag, text = settings.origin
         is_path = flag == "-m" and text != "demo"
-        return cls(path=os.path.normpath(Path(text).absolute()) if is_path else text, flag=flag, alias=settings.alias)
+        path = os.path.normpath(Path(text).absolute()) if is_path else text
+        return cls(path=path, flag=flag, alias=next(iter(settings.names), ""))
 
 
 class RunState(Wire):

@@ -76,7 +76,7 @@ def _openai_json(ending: Finished, model: str, *, is_base64: bool) -> dict[str, 
 
 def _item(vector: Vector, *, is_base64: bool) -> dict[str, Any]:
     item: dict[str, Any] = {
-        "embedding": vector.f32 if is_base64 else vector.values().ravel().tolist(),
+        "embedding": vector.f32 if is_base64 else vector.values().tolist(),
         "index": vector.index,
         "object": "embedding",
     }
@@ -88,6 +88,6 @@ def _item(vector: Vector, *, is_base64: bool) -> dict[str, Any]:
 def _native_json(ending: Finished) -> list[dict[str, Any]]:
     """Rows for each input: one where the worker pools, else one for each token."""
     return [
-        {"index": vector.index, "embedding": vector.values().reshape(vector.n_rows, -1).tolist()}
+        {"index": vector.index, "embedding": vector.rows().tolist()}
         for vector in vectors_of(ending)
     ]

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image as Pillow
 
 from shared.bus import Bus
-from shared.events import Answer, Failure
-from shared.jobs import Chat, Completion, Image, Media, Sampling
+from shared.events import Answer, Failure, Text
+from shared.jobs import ApplyTemplate, Chat, Completion, Image, Media, Sampling
 from tests.models import write_projector
 from tests.worker.crew import WILD, heard_of, queued
 from tests.worker.engine.looking import picture, projector_of
@@ -74,6 +74,14 @@ async def test_prompts_and_chats_see_their_images(bus: Bus, hire: Callable[..., 
     assert spoken.prompt == "user: what is <__media__>\nuser: and <__media__>?\n"
     swapped = await answer(bus, chat("what is *", "and *?", images=(png(2), png(1))))
     assert spoken.text != swapped.text
+
+
+async def test_a_template_is_shown_with_the_mark_of_llamacpp(bus: Bus, hire: Callable[..., Any]) -> None:
+    await hire()
+    heard = await heard_of(bus, ApplyTemplate(chat=chat("see * and *", images=(png(1), png(2)))))
+    assert heard.finished
+    [shown] = heard.finished.parts
+    assert isinstance(shown, Text) and shown.text == "user: see <__media__> and <__media__>\n"
 
 
 async def test_images_are_dealt_to_prompts_in_order(
@@ -148,7 +156,7 @@ async def test_an_image_of_a_job_that_was_cancelled_is_not_encoded(
     worker = await hire(**sighted)
     vision = worker.engine.vision
     request = completion("* *", images=(png(7), png(8)))
-    with vision._lock:  # as while another image is encoded
+    with vision._turnstile.turn():  # as while another image is encoded
         async with queued(bus, request) as listener:
             while not len(worker.held):  # noqa: ASYNC110 - nobody tells when a job is claimed
                 await asyncio.sleep(0)

@@ -157,6 +157,16 @@ def test_an_image_that_does_not_fit_is_refused_with_both_numbers(vision: Vision)
     assert (refusal.value.n_prompt_tokens, refusal.value.n_ctx) == (106, 100)
 
 
+def test_a_request_has_no_more_rows_than_memory_is_kept_for(vision: Vision, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.pictures.MAX_BYTES", 2 * 16 * 64 * 4)
+    red, white, blue = (saved(plain(color)) for color in (RED, WHITE, (0, 0, 255)))
+    pictures = Pictures(media(red, white, red, blue), vision, n_ctx=100)
+    for _ in range(3):
+        pictures.take(0)
+    with pytest.raises(InvalidRequest, match="images of the request take more than"):
+        pictures.take(0)
+
+
 def test_an_image_of_nobody_is_not_opened(vision: Vision) -> None:
     damaged = saved(plain(RED))[:-20]
     pictures = Pictures(media(damaged), vision, n_ctx=100, is_wanted=lambda: False)

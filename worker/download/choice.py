@@ -9,7 +9,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import NamedTuple
+
+from shared.modelfile import Split
 
 DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")
 """What is taken where none is asked for, before the first file that there is."""
@@ -17,7 +18,6 @@ DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")
 COMPANIONS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
 """In the names of GGUF files that go with a model and are none."""
 
-_SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<n_parts>\d{5})\.gguf", re.IGNORECASE)
 _QUANT = re.compile(r"[-.]([A-Z0-9_]+)$", re.IGNORECASE)
 
 
@@ -32,25 +32,6 @@ class RemoteFile:
     @property
     def sha256(self) -> str:
         return self.oid if len(self.oid) == 64 else ""
-
-
-class Split(NamedTuple):
-    """The place of a file among the parts of a model."""
-
-    stem: str
-    number: int = 1
-    n_parts: int = 1
-
-    @classmethod
-    def of(cls, path: str) -> Split:
-        found = _SPLIT.fullmatch(path)
-        if found is None:
-            return cls(re.sub(r"\.gguf$", "", path, flags=re.IGNORECASE))
-        return cls(found["stem"], int(found["number"]), int(found["n_parts"]))
-
-    def paths(self) -> list[str]:
-        """Of all parts, in order, for a model that has several."""
-        return [f"{self.stem}-{number:05}-of-{self.n_parts:05}.gguf" for number in range(1, self.n_parts + 1)]
 
 
 def is_safe(path: str) -> bool:

@@ -56,10 +56,10 @@ class Client:
 
     @asynccontextmanager
     async def get(
-        self, url: URL, headers: dict[str, str] | None = None, *, method: str = "GET"
+        self, url: URL, headers: dict[str, str] | None = None, *, method: str = "GET", what: str = ""
     ) -> AsyncIterator[Answer]:
         """The answer at the end of all redirects: 200, 206, 304 or 416. DownloadFailed or Interrupted else, and
-        Interrupted also when the connection breaks while the answer is read."""
+        Interrupted also when the connection breaks while the answer is read. `what` is what people call it."""
         asked, sha256 = url, ""
         try:
             for _ in range(MAX_REDIRECTS):
@@ -68,7 +68,7 @@ class Client:
                 ) as response:
                     sha256 = sha256 or _linked(response)
                     if response.status not in REDIRECTS:
-                        self._check(response, asked)
+                        self._check(response, asked, what or f"{asked.host}{asked.path}")
                         yield Answer(response, sha256)
                         return
                     url = _next(url, response)
@@ -76,9 +76,9 @@ class Client:
             raise Interrupted(f"{url.host} {_trouble(error)}") from error
         raise DownloadFailed(f"{asked.host} redirects without end")
 
-    async def read_json(self, url: URL) -> tuple[bytes, URL | None]:
+    async def read_json(self, url: URL, what: str) -> tuple[bytes, URL | None]:
         """The body, unparsed, and where it goes on if it comes in pages."""
-        async with self.get(url, {"Accept": "application/json"}) as answer:
+        async with self.get(url, {"Accept": "application/json"}, what=what) as answer:
             body = bytearray()
             async for piece in answer.content.iter_any():
                 body += piece
@@ -92,13 +92,12 @@ class Client:
             own["Authorization"] = f"Bearer {self._token.get_secret_value()}"
         return own
 
-    def _check(self, response: aiohttp.ClientResponse, asked: URL) -> None:
+    def _check(self, response: aiohttp.ClientResponse, asked: URL, what: str) -> None:
         status = response.status
         if status in (200, 206, 304, 416):
             return
         if status in PASSING:
             raise Interrupted(f"{asked.host} answers with status {status}", retry_after_s=_retry_after_s(response))
-        what = f"{asked.host}{asked.path}"
         if status in (401, 403):
             is_gated = response.headers.get("X-Error-Code") == "GatedRepo"
             reason = "is gated, its owner must have let you in" if is_gated else "may not be read, or is not there"

@@ -1,13 +1,16 @@
 """What can go wrong when a model is fetched.
 
-DownloadFailed      for good; the message is a sentence for whoever started the worker
-└── Interrupted     may go better the next time, and is tried again before it becomes for good
+LoadFailed
+└── DownloadFailed      for good; the message is a sentence for whoever started the worker
+    └── Interrupted     may go better the next time, and is tried again before it becomes for good
 """
 
 from __future__ import annotations
 
+from shared.modelfile import LoadFailed
 
-class DownloadFailed(Exception):
+
+class DownloadFailed(LoadFailed):
     pass
 
 

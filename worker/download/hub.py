@@ -55,7 +55,7 @@ class Hub:
         """What a branch, a tag or a commit's own hash stands for now. DownloadFailed."""
         if is_commit(revision):
             return revision
-        body, _ = await self._read(hub_url(self._endpoint, f"api/models/{repo}/refs"))
+        body, _ = await self._read(hub_url(self._endpoint, f"api/models/{repo}/refs"), repo)
         try:
             refs = _Refs.from_json(body)
         except ValidationError:
@@ -72,7 +72,7 @@ class Hub:
         for _ in range(MAX_PAGES):
             if page is None:
                 return files
-            body, page = await self._read(page)
+            body, page = await self._read(page, repo)
             try:
                 entries = _Entries.validate_json(body)
             except ValidationError:
@@ -80,8 +80,9 @@ class Hub:
             files += [file for entry in entries if (file := _file(entry))]
         raise DownloadFailed(f"{repo} has more files than are read")
 
-    async def _read(self, url: URL) -> tuple[bytes, URL | None]:
-        return await self._patience.see_through(lambda: self._client.read_json(url))
+    async def _read(self, url: URL, repo: str) -> tuple[bytes, URL | None]:
+        what = f"the repository {repo} of {self._endpoint.host}"
+        return await self._patience.see_through(lambda: self._client.read_json(url, what))
 
     def _no_hub(self) -> DownloadFailed:
         return DownloadFailed(f"{self._endpoint} does not answer as a model hub does")

@@ -46,6 +46,13 @@ class Order:
         return ModelFiles(model.model, projector.model)
 
 
+def found(settings: WorkerSettings, files: ModelFiles) -> WorkerSettings:
+    """The settings of somebody who had all files here and named them."""
+    elsewhere = dict.fromkeys(("hf_repo", "hf_file", "model_url", "model_sha256", "mmproj_url"), "")
+    here = {"model": str(files.model), "mmproj": files.projector or settings.mmproj}
+    return settings.model_copy(update=elsewhere | here)
+
+
 def _model(settings: WorkerSettings) -> Source:
     if settings.hf_repo:
         try:
@@ -57,13 +64,13 @@ def _model(settings: WorkerSettings) -> Source:
             return FromUrl.of(settings.model_url, settings.model_sha256)
         except ValueError as error:
             raise ConfigError(f"--model-url: {error}") from None
-    if not settings.model:
+    if settings.origin is None:
         raise ConfigError("which model? --model names a GGUF file or `demo`, --hf-repo a repository, --model-url a URL")
     return FromFile(demo_model_path() if settings.model == "demo" else Path(settings.model))
 
 
 def _projector(settings: WorkerSettings) -> Source | None:
-    if not settings.mmproj_url:
+    if not settings.mmproj_url or not settings.mmproj_auto:
         return None
     try:
         return FromUrl.of(settings.mmproj_url)

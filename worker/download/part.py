@@ -19,7 +19,7 @@ MAGIC = b"GGUF"
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PIECE = 1 << 20
 STRETCH = 64 * PIECE
-"""Read at once when a sum is taken of what is on disk: a fraction of a second, so that a process told to leave does."""
+"""Read or brought to the disk at once: about a second's work, so that a process that is told to leave can."""
 
 
 class NotGguf(Exception):
@@ -41,6 +41,7 @@ class Part:
         except OSError as error:
             raise self._failure(error) from error
         self._digest = hashlib.sha256()
+        self._n_unsynced = 0
         self.head, self.size = b"", 0
 
     def __enter__(self) -> Self:
@@ -91,6 +92,10 @@ class Part:
                 written = self._file.write(view)
                 self._note(view[:written])
                 view = view[written:]
+                self._n_unsynced += written
+            if self._n_unsynced >= STRETCH:
+                os.fdatasync(self._file.fileno())
+                self._n_unsynced = 0
         except OSError as error:
             raise self._failure(error) from error
 

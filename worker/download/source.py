@@ -17,8 +17,9 @@ import structlog
 from pydantic import SecretStr
 from yarl import URL
 
+from shared.modelfile import Split
 from worker.download.cache import Cache, file_name_of
-from worker.download.choice import RemoteFile, Split, is_safe, model_parts, projector_of
+from worker.download.choice import RemoteFile, is_safe, model_parts, projector_of
 from worker.download.client import Client
 from worker.download.failures import DownloadFailed
 from worker.download.hub import Hub, hub_url

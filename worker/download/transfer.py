@@ -90,7 +90,10 @@ class Transfer:
             if answer.status == 416:
                 self._end_beyond(part, answer)
                 return
-            if answer.status != 206 or _start_of(answer) != part.size:
+            if answer.status == 206 and _start_of(answer) != part.size:
+                part.start_over()
+                raise Interrupted(f"{self._wanted.url.host} sends another part of {self._name} than was asked for")
+            if answer.status != 206:
                 part.start_over("" if self._wanted.sha256 else answer.headers.get("ETag", ""))
             self._size = self._total(part, answer)
             part.check_room(self._size)
@@ -109,11 +112,10 @@ class Transfer:
                 if len(gathered) >= PIECE or part.size == 0:
                     full, gathered = bytes(gathered), bytearray()
                     await asyncio.to_thread(part.push, full)
-                    self._gauge.show(part.size, self._size)
+                self._gauge.show(part.size + len(gathered), self._size)
         finally:
             if gathered:  # of a connection that broke, too
                 part.push(bytes(gathered))
-                self._gauge.show(part.size, self._size)
 
     def _total(self, part: Part, answer: Answer) -> int | None:
         length = answer.headers.get("Content-Length", "")

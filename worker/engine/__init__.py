@@ -7,7 +7,7 @@ from worker.engine.adapters import Adapters, Defaults
 from worker.engine.config import EngineConfig
 from worker.engine.constraint import Grammar, Grammars
 from worker.engine.engine import Engine, EngineEvent, OnEvents
-from worker.engine.images import ImageRows, Picture, Placed
+from worker.engine.images import IMAGE_MARK, ImageRows, Picture, Placed
 from worker.engine.inputs import InputRules
 from worker.engine.llama import (
     FillTokens,
@@ -34,6 +34,7 @@ from worker.engine.task import (
 from worker.engine.vision import TooManyRows, Vision
 
 __all__ = [
+    "IMAGE_MARK",
     "Adapters",
     "BatchSnapshot",
     "Defaults",

@@ -66,7 +66,7 @@ class EngineConfig:
         settings.check()
         n_threads = settings.threads or choose_threads()
         return cls(
-            model=named_model(settings),
+            model=_model(settings),
             n_ctx=settings.ctx_size or settings.kv_unified_per_slot * settings.parallel,
             n_ctx_flag="--kv-unified-per-slot"
             if settings.kv_unified_per_slot and not settings.ctx_size
@@ -96,11 +96,11 @@ class EngineConfig:
         )
 
 
-def named_model(settings: WorkerSettings) -> Path:
-    """The file that the settings name. ConfigError when they name none."""
-    if not settings.model:
-        raise ConfigError("--model is needed: a GGUF file, or `demo`")
-    return demo_model_path() if settings.model == "demo" else Path(settings.model)
+def _model(settings: WorkerSettings) -> Path:
+    """The file that the settings name; of one that is still to be fetched, what they call it."""
+    if settings.origin is None:
+        raise ConfigError("which model? --model names a GGUF file or `demo`, --hf-repo a repository, --model-url a URL")
+    return demo_model_path() if settings.model == "demo" else Path(settings.origin.text)
 
 
 def _grouping(settings: WorkerSettings) -> Grouping:

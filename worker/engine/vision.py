@@ -7,7 +7,6 @@ images, of prompts or of jobs.
 from __future__ import annotations
 
 import itertools
-import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from types import TracebackType
@@ -18,6 +17,7 @@ import numpy as np
 from shared.errors import Cancelled, EngineFailed, InvalidRequest
 from worker.engine.images import ImageRows, Picture
 from worker.engine.llama import Pixels, Projector, Slice, View
+from worker.engine.turnstile import Turnstile
 
 CACHE_BYTES = 256 * 2**20
 """Of rows that are kept: an image of 576 rows for a model 4096 wide takes 9 MiB."""
@@ -41,8 +41,8 @@ class Vision:
         self._projector = projector
         self._n_ubatch = n_ubatch
         self._n_bytes_max = n_bytes
-        self._lock = threading.Lock()
-        # Below: under the lock.
+        self._turnstile = Turnstile()
+        # Below: by whose turn it is.
         self._is_closed = False
         self._pictures: OrderedDict[bytes, Picture] = OrderedDict()
         self._n_bytes = 0
@@ -51,7 +51,7 @@ class Vision:
 
     def close(self) -> None:
         """No image is encoded any more; one that is being encoded comes to its end first."""
-        with self._lock:
+        with self._turnstile.turn():
             self._is_closed = True
             self._projector.close()
 
@@ -63,14 +63,16 @@ class Vision:
     ) -> None:
         self.close()
 
-    def picture(self, digest: bytes, read: Callable[[], Pixels], n_room: int, name: str) -> Picture:
+    def picture(
+        self, digest: bytes, read: Callable[[], Pixels], n_room: int, name: str, *, is_bulk: bool = False
+    ) -> Picture:
         """The image whose content has this digest, as it stands in a prompt that has room for so many tokens.
 
-        `read` gives its pixels, and is called only for an image that is not known. Raises TooManyRows; InvalidRequest,
-        about the image of that name, when the projector cannot take it; EngineFailed when that fails; Cancelled once
-        this is closed.
+        `read` gives its pixels, and is called only for an image that is not known. People's images go before those of
+        bulk. Raises TooManyRows; InvalidRequest, about the image of that name, when the projector cannot take it;
+        EngineFailed when that fails; Cancelled once this is closed.
         """
-        with self._lock:
+        with self._turnstile.turn(is_bulk=is_bulk):
             if self._is_closed:
                 raise Cancelled("the worker is leaving")
             picture = self._pictures.get(digest)

@@ -20,7 +20,7 @@ ROWS = np.array([[1.0, 0.5], [0.25, -2.0]], dtype=np.float32)
 def answered(ask: Ask) -> Any:
     """Of one input with two rows, and of one that was pooled, told in the wrong order."""
     pooled = Vector.of(1, ROWS[0], prompt_tokens=3)
-    rows = Vector.of(0, ROWS, prompt_tokens=2).model_copy(update={"n_rows": 2})
+    rows = Vector.of(0, ROWS, prompt_tokens=2)
     return ask.shape(Origin("job_0_1", "tiny", 0)).body([Finished(status="succeeded", parts=(pooled, rows))])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import json
@@ -31,6 +32,10 @@ class Fault:
 
     cut_after: int | None = None
     """Bytes of the body."""
+    stall_after: int | None = None
+    """The same; nothing more comes then, and the connection stays."""
+    skew: int = 0
+    """Bytes by which it begins elsewhere than it was asked to."""
     status: int | None = None
     headers: dict[str, str] = field(default_factory=dict)
 
@@ -80,7 +85,7 @@ class Files:
         content, etag = self.contents[path], self.etags.get(path, "")
         if etag and request.headers.get("If-None-Match") == etag:
             return web.Response(status=304)
-        start = self._start(request, etag)
+        start = self._start(request, etag) + fault.skew
         headers = {"ETag": etag} if etag else {}
         if start >= len(content) > 0:
             return web.Response(status=416, headers={"Content-Range": f"bytes */{len(content)}"})
@@ -96,6 +101,9 @@ class Files:
                 await response.write(content[start : start + fault.cut_after])
                 assert request.transport is not None
                 request.transport.close()
+            elif fault.stall_after is not None:
+                await response.write(content[start : start + fault.stall_after])
+                await asyncio.Event().wait()
             else:
                 await response.write(content[start:])
         return response

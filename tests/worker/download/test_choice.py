@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from worker.download.choice import RemoteFile, Split, is_safe, model_parts, projector_of
+from shared.modelfile import Split
+from worker.download.choice import RemoteFile, is_safe, model_parts, projector_of
 
 
 def chosen(paths: str, quant: str = "", name: str = "") -> list[str]:

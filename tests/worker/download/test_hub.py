@@ -143,7 +143,7 @@ async def test_a_repository_that_is_shut_is_one_sentence(
 
 
 async def test_what_is_not_there_is_one_sentence(hub: HubServer, terms: Terms) -> None:
-    assert "someone/else/refs is not there" in await refusal(terms, "someone/else")
+    assert "the repository someone/else of 127.0.0.1 is not there" in await refusal(terms, "someone/else")
     assert "has no revision v9" in await refusal(terms, FromHub.of(REPO, revision="v9"))
     assert f"{REPO} has no model Q2_K in GGUF; there are {MODEL}" in await refusal(terms, f"{REPO}:Q2_K")
 

@@ -130,6 +130,12 @@ async def test_a_server_without_ranges_sends_all_again(files: Files, content: by
     assert (await fetch(source(files), terms)).read_bytes() == content
 
 
+async def test_another_part_than_was_asked_for_is_not_taken(files: Files, content: bytes, terms: Terms) -> None:
+    files.faults = [Fault(cut_after=1_000_000), Fault(skew=1000)]
+    assert (await fetch(source(files), terms)).read_bytes() == content
+    assert files.ranges[-1] is None
+
+
 async def test_a_part_that_is_the_whole_is_taken_as_such(files: Files, content: bytes, terms: Terms) -> None:
     part = part_of(terms, files)
     part.parent.mkdir(parents=True)

@@ -23,7 +23,7 @@ def test_a_batch_gets_as_many_threads_as_a_decode_unless_told_otherwise() -> Non
 
 
 def test_no_model_is_a_sentence_that_names_the_flag() -> None:
-    with pytest.raises(ConfigError, match="--model is needed"):
+    with pytest.raises(ConfigError, match="which model"):
         EngineConfig.from_settings(WorkerSettings())
 
 

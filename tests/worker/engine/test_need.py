@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from worker import memory
+from worker.engine import EngineConfig
 from worker.engine.llama import Context, ContextParams, LoadFailed, Model, ModelFacts
 from worker.engine.llama.need import CELL_BYTES, need_of
 from worker.engine.options import LoadOptions
@@ -91,6 +92,12 @@ def test_what_cannot_be_had_is_refused_with_what_it_takes_and_what_there_is(
         Context.open(model, replace(PARAMS, **absurd))
     assert str(failure.value).startswith(said)
     assert resident_bytes() - before < 2**24
+
+
+def test_a_context_for_vectors_names_what_made_it_large(byte_model: Path) -> None:
+    config = EngineConfig(model=byte_model, n_ubatch=64)
+    flags = [ContextParams.to_embed(config, "last", n_cells=n, n_ids=1).n_ctx_flag for n in (0, 4096)]
+    assert flags == ["--ubatch-size", "--ctx-size"]
 
 
 def test_a_model_that_must_be_in_memory_is_refused_where_it_cannot_be(

@@ -74,7 +74,7 @@ def test_rows_are_counted_before_they_are_made(model: Model, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", ["mlp", "gemma3", "qwen2vl_merger"])
-@pytest.mark.parametrize(("width", "height"), [(1, 1), (1, 2000), (2000, 1), (3000, 2000)])
+@pytest.mark.parametrize(("width", "height"), [(1, 1), (1, 2000), (2000, 1), (900, 600)])
 def test_no_shape_of_an_image_ends_the_process(
     model: Model, tmp_path: Path, kind: str, width: int, height: int
 ) -> None:

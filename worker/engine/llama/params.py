@@ -66,7 +66,7 @@ class ContextParams:
             flash_attention=config.flash_attention,
             offloads_cache=config.offloads_cache,
             positions=config.positions,
-            n_ctx_flag="--ubatch-size",
+            n_ctx_flag=config.n_ctx_flag if n_cells else "--ubatch-size",
             pooling=pooling,
         )
 
