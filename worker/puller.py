@@ -20,7 +20,7 @@ from typing import NamedTuple
 import structlog
 
 from shared.bus import Claimed, LeaseKeeper, Queue, TokenLog, Wanted
-from shared.errors import BusUnavailable, Cancelled, EngineFailed, Rejected
+from shared.errors import BusUnavailable, Cancelled, EngineFailed, NotReady, Rejected
 from shared.events import Failure, Tokens
 from shared.jobs import Generation, Job, Lane, SlotAction
 from worker.engine import Engine
@@ -226,7 +226,7 @@ class Puller:
             intake = await asyncio.get_running_loop().run_in_executor(
                 self._threads(claimed.job), self._admit, claimed, pasts
             )
-        except (Rejected, EngineFailed) as error:
+        except (Rejected, EngineFailed, NotReady) as error:
             self._publisher.say(claimed.lease, Failure.of(error))
             return
         held = self._still_held(claimed)

@@ -155,7 +155,7 @@ class Performance:
     async def run(self) -> Finished:
         request = self.claimed.job.request
         if isinstance(request, Embedding):
-            if request.is_pooled and any(str(text).startswith("rows") for text in request.inputs):
+            if request.is_pooled and any(map(_is_many, request.inputs)):
                 return failed(InvalidRequest("this worker does not pool"))
             return Finished(status="succeeded", parts=tuple(map(vector, range(10**6), request.inputs)))
         if isinstance(request, Rerank):
@@ -302,8 +302,12 @@ def vector(index: int, prompt: object) -> Part:
     """Of length 1, and a function of the input alone."""
     digest = hashlib.sha256(repr(prompt).encode()).digest()[:4]
     values = np.frombuffer(digest, dtype=np.uint8).astype(np.float32) + 1
-    whole = Vector.of(index, values / np.linalg.norm(values), prompt_tokens=len(str(prompt)))
-    return whole.model_copy(update={"n_rows": 2}) if str(prompt).startswith("rows") else whole
+    values /= np.linalg.norm(values)
+    return Vector.of(index, values.reshape(2, -1) if _is_many(prompt) else values, prompt_tokens=len(str(prompt)))
+
+
+def _is_many(prompt: object) -> bool:
+    return str(prompt).startswith("rows")
 
 
 def scores(request: Rerank) -> Iterator[Score]:

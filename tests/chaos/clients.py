@@ -64,11 +64,22 @@ class Clients:
         except Exception as error:  # whatever it was, a client must not meet it
             self._history.complaints.append(f"order {order.number}: {type(error).__name__}: {error}")
 
+    async def _worker(self, order: Order) -> str | None:
+        """The one that an order is for: any that was seen lately, dead or alive."""
+        if not order.is_choosy:
+            return None
+        workers = await _insist(self._bus.presence.workers)
+        return workers[order.number % len(workers)].id if workers else None
+
     def _job(self, order: Order) -> Job:
         job = Job(
             id=self._bus.queue.new_job_id(order.idempotency_key, order.tenant),
             model=MODEL,
-            request=Completion(prompts=(POISON if order.is_poison else "speak",), n_predict=order.n_tokens),
+            request=Completion(
+                prompts=(POISON if order.is_poison else "speak",),
+                n_predict=order.n_tokens,
+                id_slot=order.number if order.is_choosy else -1,
+            ),
             lane=order.lane,
             tenant=order.tenant,
             deadline_s=order.deadline_s,
@@ -79,7 +90,8 @@ class Clients:
 
     async def _abandon(self, order: Order, luck: random.Random) -> None:
         """Ask, and be gone before the answer: then there is such a job, or there is none."""
-        asking = asyncio.create_task(self._bus.queue.enqueue(self._job(order)))
+        worker = await self._worker(order)
+        asking = asyncio.create_task(self._bus.queue.enqueue(self._job(order), worker=worker))
         await asyncio.wait((asking,), timeout=luck.uniform(0, 0.01))
         asking.cancel()
         with suppress(BusUnavailable, asyncio.CancelledError):
@@ -87,15 +99,17 @@ class Clients:
 
     async def _ask_and_wait(self, order: Order, job: Job) -> None:
         """Without a key the same job is sent again until somebody says that it is there."""
-        receipt = await _insist(lambda: self._bus.queue.enqueue(job))
+        worker = await self._worker(order)
+        receipt = await _insist(lambda: self._bus.queue.enqueue(job, worker=worker))
         self._note(order, receipt)
         await self._wait(order, receipt.job_id)
 
     async def _ask_with_key(self, order: Order, luck: random.Random) -> str:
         """With a key every try brings another job, as a request that is sent again does."""
         await asyncio.sleep(luck.choice((0.0, 0.0, luck.uniform(0, 1.0))))
+        worker = await self._worker(order)
         receipt = await _insist(
-            lambda: self._bus.queue.enqueue(self._job(order), idempotency_key=order.idempotency_key)
+            lambda: self._bus.queue.enqueue(self._job(order), idempotency_key=order.idempotency_key, worker=worker)
         )
         self._note(order, receipt)
         return receipt.job_id

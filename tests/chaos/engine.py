@@ -28,7 +28,7 @@ from worker.engine import (
     OnEvents,
     SequenceKey,
 )
-from worker.engine.llama import LoadedAdapters
+from worker.engine.llama import LoadedAdapters, LoadWatch
 
 STEP_S = 0.006
 N_CTX = 4096
@@ -111,8 +111,8 @@ class ScriptedEngine:
     def __init__(self, config: EngineConfig, on_events: OnEvents, note: Callable[[SequenceKey], None]) -> None:
         self.model = ByteModel(config.model)
         self.n_ctx_slot, self.can_generate, self.input_rules = N_CTX, True, InputRules()
-        self.grammars = None
-        self.adapters = Adapters()
+        self.grammars = self.vision = None
+        self.adapters, self.loading = Adapters(), LoadWatch()
         self.config = config
         self._on_events = on_events
         self._note = note

@@ -33,6 +33,8 @@ class Order:
     """Its client goes away in the middle of asking, and nobody cares for it any more."""
     is_poison: bool
     """Every worker that begins it dies."""
+    is_choosy: bool = False
+    """It is for one worker alone, that was there when it was asked for."""
 
 
 def draw(seed: int, n_orders: int, duration_s: float, least_tokens: int = 0) -> list[Order]:
@@ -60,4 +62,5 @@ def _order(luck: random.Random, number: int, at_s: float, least_tokens: int) -> 
         cancel_after_s=luck.expovariate(5) if luck.random() < 0.12 else None,
         is_abandoned=is_abandoned,
         is_poison=luck.random() < 0.005,
+        is_choosy=luck.random() < 0.2,
     )

@@ -10,7 +10,7 @@ import pytest_asyncio
 import redis
 
 from shared.bus import EmbeddedServer
-from tests.models import tiny_model, write_adapter
+from tests.models import tiny_model, write_adapter, write_encoder_model, write_projector, write_reranker_model
 from tests.stack import Stack, ask
 
 
@@ -63,6 +63,30 @@ async def shared_stack(redis_url: str, model: Path, tmp_path_factory: pytest.Tem
         yield stack
         await stack.until(stack.is_idle)
         assert _pending(stack) == {}
+    finally:
+        await stack.close()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def specialists(redis_url: str, model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+    """Three workers with a model each: `tiny` sees images, `judge` reranks, `rows` has a vector for each token."""
+    folder = tmp_path_factory.mktemp("specialists")
+    stack = Stack(redis_url, folder)
+    try:
+        await stack.start_api()
+        projector = write_projector(folder / "projector.gguf")
+        stack.start("worker", model=model, alias="tiny", mmproj=projector, ctx_size=1024, parallel=4, threads=1)
+        judge, rows = write_reranker_model(folder / "judge.gguf"), write_encoder_model(folder / "rows.gguf")
+        stack.start("worker", model=judge, alias="judge", rerank=True, threads=1)
+        stack.start("worker", model=rows, alias="rows", embedding=True, pooling="none", threads=1)
+
+        async def are_ready() -> bool:
+            return len((await stack.http.get("/v1/models")).json().get("data", ())) == 3
+
+        await stack.until(are_ready)
+        yield stack
+        await stack.until(stack.is_idle)
+        assert [role.process.poll() for role in stack.roles] == [None] * 4, "a process ended"
     finally:
         await stack.close()
 

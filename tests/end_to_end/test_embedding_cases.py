@@ -108,7 +108,54 @@ async def test_llamacpps_paths_give_rows_and_take_both_names(served: Stack) -> N
         assert np.allclose([item["embedding"] for item in rows], wanted[:, None], atol=1e-5)
 
 
+@pytest.mark.parametrize(("norm", "order", "length"), [(0, np.inf, 32760), (1, 1, 1), (2, 2, 1), (3, 3, 1)])
+async def test_a_vector_is_divided_by_the_norm_that_was_asked_for(
+    served: Stack, norm: int, order: float, length: float
+) -> None:
+    response = await post(served, "/embedding", {"content": "hello", "embd_normalize": norm})
+    [vector] = np.array(response.json()[0]["embedding"])
+    assert np.linalg.norm(vector, order) == pytest.approx(length, rel=1e-3)
+    [unit] = await vectors(served, "hello")
+    assert np.allclose(vector / np.linalg.norm(vector), unit, atol=1e-5)
+
+
 async def test_a_model_that_does_not_rerank_says_so(served: Stack) -> None:
     for path in ("/rerank", "/v1/rerank"):
         response = await post(served, path, {"query": "a", "documents": ["b", "c"]})
         assert response.status_code == 501, response.text
+
+
+async def test_without_pooling_each_token_has_its_row_and_openai_is_refused(specialists: Stack) -> None:
+    response = await post(specialists, "/embedding", {"model": "rows", "input": ["four", [65, 66]]})
+    assert [np.array(item["embedding"]).shape for item in response.json()] == [(4, N_EMBD), (2, N_EMBD)]
+    error = await refusal(specialists, {"model": "rows", "input": "four"}, PATH)
+    assert "pooling" in error["message"]
+
+
+DOCUMENTS = ["a panda", "the giant panda is a bear", "", "a panda"]
+
+
+async def test_documents_are_ranked_in_both_formats_with_the_same_scores(specialists: Stack) -> None:
+    query = {"model": "judge", "query": "what is a panda"}
+    jina = await answer(specialists, query | {"documents": DOCUMENTS}, "/v1/rerank")
+    scores = [item["relevance_score"] for item in jina["results"]]
+    assert scores == sorted(scores, reverse=True)
+    assert {item["index"]: item["relevance_score"] for item in jina["results"]}.keys() == {0, 1, 2, 3}
+    assert jina["usage"]["total_tokens"] > sum(map(len, DOCUMENTS))
+    tei = (await post(specialists, "/rerank", query | {"texts": DOCUMENTS, "return_text": True})).json()
+    assert [(item["index"], item["score"]) for item in tei] == [
+        (item["index"], item["relevance_score"]) for item in jina["results"]
+    ]
+    assert [item["text"] for item in tei] == [DOCUMENTS[item["index"]] for item in tei]
+    by_index = {item["index"]: item["score"] for item in tei}
+    assert by_index[0] == pytest.approx(by_index[3], abs=1e-5)
+    best = await answer(specialists, query | {"documents": DOCUMENTS, "top_n": 1}, "/reranking")
+    assert best["results"] == jina["results"][:1]
+
+
+async def test_a_document_too_long_is_refused_and_harms_nobody(specialists: Stack) -> None:
+    query = {"model": "judge", "query": "q"}
+    await refusal(specialists, query | {"documents": ["a", "b" * 5000]}, "/v1/rerank")
+    assert len((await answer(specialists, query | {"documents": ["a", "b"]}, "/v1/rerank"))["results"]) == 2
+    response = await post(specialists, "/completion", {"model": "judge", "prompt": "a"})
+    assert response.status_code == 501

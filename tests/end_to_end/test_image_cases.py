@@ -6,16 +6,12 @@ import base64
 import io
 import struct
 import zlib
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from PIL import Image
 
 from tests.end_to_end.asking import answer, post, refusal
-from tests.models import write_projector
 from tests.stack import Stack, follow, make_job
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -48,12 +44,13 @@ def data_url(file: str) -> str:
 def shows(*urls: str, **more: Any) -> dict[str, Any]:
     parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
     message = {"role": "user", "content": [{"type": "text", "text": "see"}, *parts]}
-    return {"messages": [message], "max_tokens": 8, "temperature": 0, "ignore_eos": True, **more}
+    return {"model": "tiny", "messages": [message], "max_tokens": 8, "temperature": 0, "ignore_eos": True, **more}
 
 
 def tagged(prompt: Any, *files: str, **more: Any) -> dict[str, Any]:
     images = [{"id": number, "data": file} for number, file in enumerate(files, 1)]
     return {
+        "model": "tiny",
         "prompt": prompt,
         "image_data": images,
         "n_predict": 8,
@@ -93,61 +90,46 @@ async def test_c46_a_text_model_refuses_tagged_images_and_tags_of_none(served: S
     assert (await answer(served, tagged("[img-1] is text", n_predict=1)))["tokens_predicted"] == 1
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def seeing(redis_url: str, model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    """One whose worker has a projector."""
-    folder = tmp_path_factory.mktemp("seeing")
-    stack = Stack(redis_url, folder)
-    try:
-        await stack.start_api()
-        await stack.start_worker(model, ctx_size=1024, parallel=4, mmproj=write_projector(folder / "projector.gguf"))
-        yield stack
-        await stack.until(stack.is_idle)
-        assert [role.process.poll() for role in stack.roles] == [None, None], "a process ended"
-    finally:
-        await stack.close()
-
-
 async def words(stack: Stack, body: dict[str, Any]) -> list[int]:
     return list((await answer(stack, body))["tokens"])
 
 
-async def test_what_is_said_of_an_image_depends_on_it_and_on_its_place(seeing: Stack) -> None:
-    red = await words(seeing, tagged("see [img-1] well", RED))
-    assert red == await words(seeing, tagged("see [img-1] well", RED))
+async def test_what_is_said_of_an_image_depends_on_it_and_on_its_place(specialists: Stack) -> None:
+    red = await words(specialists, tagged("see [img-1] well", RED))
+    assert red == await words(specialists, tagged("see [img-1] well", RED))
     others = [
-        await words(seeing, tagged("see [img-1] well", BLUE)),
-        await words(seeing, tagged("see well [img-1]", RED)),
-        await words(seeing, tagged("see [img-1][img-2] well", RED, BLUE)),
-        await words(seeing, tagged("see [img-2][img-1] well", RED, BLUE)),
+        await words(specialists, tagged("see [img-1] well", BLUE)),
+        await words(specialists, tagged("see well [img-1]", RED)),
+        await words(specialists, tagged("see [img-1][img-2] well", RED, BLUE)),
+        await words(specialists, tagged("see [img-2][img-1] well", RED, BLUE)),
     ]
     assert len({tuple(each) for each in [red, *others]}) == 5
 
 
-async def test_all_ways_to_show_an_image_show_it(seeing: Stack) -> None:
-    by_tag = await words(seeing, tagged("see [img-7] well", *[BLUE] * 6, RED))
+async def test_all_ways_to_show_an_image_show_it(specialists: Stack) -> None:
+    by_tag = await words(specialists, tagged("see [img-7] well", *[BLUE] * 6, RED))
     own = {"prompt_string": "see <__media__> well", "multimodal_data": [RED]}
-    assert await words(seeing, tagged(own)) == by_tag
+    assert await words(specialists, tagged(own)) == by_tag
     body = tagged(["see [img-1] well", "none", own], RED)
-    answers = (await post(seeing, "/completion", body)).json()
+    answers = (await post(specialists, "/completion", body)).json()
     assert answers[0]["tokens"] == answers[2]["tokens"] == by_tag
-    _, job = await follow(seeing, await make_job(seeing, body))
+    _, job = await follow(specialists, await make_job(specialists, body))
     assert [each["tokens"] for each in job["result"]] == [each["tokens"] for each in answers]
 
 
-async def test_a_chat_sees_its_images_in_their_order(seeing: Stack) -> None:
+async def test_a_chat_sees_its_images_in_their_order(specialists: Stack) -> None:
     async def said(*urls: str) -> str:
-        answered = await answer(seeing, shows(*urls), CHAT)
+        answered = await answer(specialists, shows(*urls), CHAT)
         return str(answered["choices"][0]["message"]["content"])
 
     both = await said(data_url(RED), data_url(BLUE))
     assert both == await said(data_url(RED), data_url(BLUE)) != await said(data_url(BLUE), data_url(RED))
-    shown = await answer(seeing, shows(data_url(RED)), "/apply-template")
+    shown = await answer(specialists, shows(data_url(RED)), "/apply-template")
     assert shown["prompt"].count("see<__media__>") == 1
 
 
-async def test_c46_a_model_that_sees_refuses_what_is_no_image_and_goes_on(seeing: Stack) -> None:
+async def test_c46_a_model_that_sees_refuses_what_is_no_image_and_goes_on(specialists: Stack) -> None:
     for url in C46[1:]:
-        error = await refusal(seeing, shows(url), CHAT)
+        error = await refusal(specialists, shows(url), CHAT)
         assert error["type"] == "invalid_request_error", url
-    assert await words(seeing, tagged("[img-1]", RED))
+    assert await words(specialists, tagged("[img-1]", RED))

@@ -66,8 +66,8 @@ class SlotDesk:
                 state = self._take(slot)
                 if isinstance(state, Failure):
                     return state
-                keep(state, (time.monotonic() - started) * 1e3)
-                return None
+                error = keep(state, (time.monotonic() - started) * 1e3)
+                return Failure.of(error) if error else None
             case PutState(slot=slot, state=state):
                 if failure := self._put(slot, state):
                     return failure

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from shared.errors import SlotstreamError
 from shared.events import ChosenLogprob
 from shared.jobs import Generation, Lane
 from worker.engine.adapters import Scales
@@ -90,7 +91,7 @@ class EmbedTask:
     deadline: float | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class SlotState:
     """What the cache has of one sequence, outside of the cache. Without tokens there is no state either."""
 
@@ -116,9 +117,9 @@ class SlotTask:
 class TakeState(SlotTask):
     """Copy what the last sequence there has."""
 
-    keep: Callable[[SlotState, float], None]
+    keep: Callable[[SlotState, float], SlotstreamError | None]
     """Gets the copy and the ms that it took, on the decode thread, where it must not block. It is its part to say the
-    end."""
+    end, unless it returns why it does not take it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,14 +6,16 @@ decode thread never waits for a disk. Knows no bus.
 
 from __future__ import annotations
 
+import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 
 import structlog
 
-from shared.errors import EngineFailed, InvalidRequest, SlotstreamError
+from shared.errors import EngineFailed, InvalidRequest, NotReady, SlotstreamError
 from shared.events import Failure, SlotReport
 from shared.jobs import SlotAction
 from worker.engine import DropState, Engine, PutState, SequenceKey, SlotState, SlotTask, TakeState
@@ -27,6 +29,28 @@ log = structlog.get_logger(__name__)
 Say = Callable[[Sequence[tuple[SequenceKey, SlotReport | Failure]]], None]
 
 
+MOST_BYTES = 1 << 30
+"""Of states outside of the cache: those that are written, and those that wait for their slot."""
+
+
+class Memory:
+    """How much of it states take, at most `MOST_BYTES`; but one always has room, however large. For any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # whatever the collector frees meanwhile may give room back
+        self._n_bytes = 0
+
+    def take(self, n_bytes: int) -> bool:
+        with self._lock:
+            has_room = self._n_bytes == 0 or self._n_bytes + n_bytes <= MOST_BYTES
+            self._n_bytes += n_bytes * has_room
+            return has_room
+
+    def release(self, n_bytes: int) -> None:
+        with self._lock:
+            self._n_bytes -= n_bytes
+
+
 class SlotFiles:
     """Of one worker. For any thread."""
 
@@ -35,6 +59,7 @@ class SlotFiles:
         self._folder = folder
         self._engine = engine
         self._say = say
+        self._memory = Memory()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="slot-files")
 
     def close(self) -> None:
@@ -66,17 +91,27 @@ class SlotFiles:
         started = time.monotonic()
         destination = Destination(self.origin, self._engine.n_ctx_slot)
         with self._folder.reading(filename) as (file, n_bytes):
+            if not self._memory.take(n_bytes):
+                raise NotReady("Unable to restore slot: too many others wait for theirs")
             try:
                 state = record.read(file, n_bytes, destination)
             except Unfit as unfit:
+                self._memory.release(n_bytes)
                 raise InvalidRequest(f"Unable to restore slot: {unfit}", param="filename") from None
             except OSError as error:
+                self._memory.release(n_bytes)
                 raise EngineFailed(f"Unable to restore slot: its file cannot be read: {error.strerror}") from None
+        weakref.finalize(state, self._memory.release, n_bytes)
         return PutState(key, slot, deadline, state, n_bytes, (time.monotonic() - started) * 1e3)
 
-    def _keep(self, key: SequenceKey, filename: str, state: SlotState, ms: float) -> None:
+    def _keep(self, key: SequenceKey, filename: str, state: SlotState, ms: float) -> SlotstreamError | None:
         """On the decode thread."""
+        n_bytes = state.state.nbytes
+        if not self._memory.take(n_bytes):
+            return NotReady("Unable to save slot: too many others are still being written")
+        weakref.finalize(state, self._memory.release, n_bytes)
         self._thread.submit(self._write, key, filename, state, ms)
+        return None
 
     def _write(self, key: SequenceKey, filename: str, state: SlotState, ms: float) -> None:
         started = time.monotonic()

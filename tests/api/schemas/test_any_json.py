@@ -50,7 +50,7 @@ CASES = [(reader, body, field) for reader, body, fields in READERS for field in 
 
 
 @pytest.mark.parametrize(("reader", "body", "field"), CASES, ids=[f"{case[0].__name__}-{case[2]}" for case in CASES])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(value=JSON)
 def test_any_value_of_a_field_is_read_or_refused(
     reader: Callable[[dict[str, Any]], Ask], body: dict[str, Any], field: str, value: Any
@@ -68,7 +68,7 @@ def part(kind: str) -> Callable[[Any], dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", ["text", "image_url", "input_image", "input_audio"])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(value=JSON)
 def test_any_part_of_a_message_is_read_or_refused(kind: str, value: Any) -> None:
     try:

@@ -20,7 +20,7 @@ ROWS = np.array([[1.0, 0.5], [0.25, -2.0]], dtype=np.float32)
 def answered(ask: Ask) -> Any:
     """Of one input with two rows, and of one that was pooled, told in the wrong order."""
     pooled = Vector.of(1, ROWS[0], prompt_tokens=3)
-    rows = Vector.of(0, ROWS, prompt_tokens=2).model_copy(update={"n_rows": 2})
+    rows = Vector.of(0, ROWS, prompt_tokens=2)
     return ask.shape(Origin("job_0_1", "tiny", 0)).body([Finished(status="succeeded", parts=(pooled, rows))])
 
 
@@ -59,6 +59,11 @@ def test_only_openai_insists_on_one_vector_for_an_input() -> None:
 def test_llamacpps_inputs_have_two_names(fields: dict[str, Any], inputs: tuple[Any, ...]) -> None:
     request = embedding(fields).request
     assert isinstance(request, Embedding) and request.inputs == inputs
+
+
+def test_llamacpps_name_for_inputs_means_its_answer_on_openais_path_too() -> None:
+    assert answered(embeddings({"content": ["a", "b"]})) == answered(embedding({"content": ["a", "b"]}))
+    assert "data" in answered(embeddings({"input": ["a", "b"], "content": "c"}))
 
 
 @pytest.mark.parametrize("norm", [-1, 0, 1, 2, 3, MAX_NORM])

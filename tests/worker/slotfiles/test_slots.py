@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, NotReady
 from shared.events import Failure, SlotReport, Tokens
 from shared.jobs import Lane
 from tests.worker.engine.harness import task
 from tests.worker.slotfiles.conftest import Desk, open_desk
 from worker.engine import EngineEvent, SequenceKey
+from worker.slotfiles import files
 
 PROMPT = list(b"Once upon a time there was a cache in which a story stood, and nobody read it to its end.")
 LONG = 600
@@ -82,6 +83,24 @@ def test_a_busy_slot_is_waited_for_and_the_other_is_not(desk: Desk) -> None:
     report = desk.ending(waiting)
     assert isinstance(report, SlotReport)
     assert report.n_tokens == len(PROMPT) + len(desk.engine.answer("busy").ids) - 1
+
+
+def test_what_waits_takes_bounded_memory_and_gives_it_back(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    told(desk, "first", PROMPT)
+    desk.ask("save")
+    monkeypatch.setattr(files, "MOST_BYTES", 1)
+    desk.engine.submit(task("busy", PROMPT, slot=0, n_predict=LONG))
+    waiting = desk.send("restore")
+    with pytest.raises(NotReady, match="too many others wait"):
+        desk.send("restore")
+    refused = desk.ending(desk.send("save", 1))
+    assert isinstance(refused, Failure)
+    assert refused.message == "Unable to save slot: too many others are still being written"
+    desk.engine.engine.cancel(waiting)
+    assert isinstance(desk.ending(waiting), Failure)
+    desk.engine.engine.cancel("busy")
+    desk.engine.ending("busy")
+    assert desk.ask("restore").n_tokens > 0
 
 
 @pytest.mark.parametrize("lane", Lane)
