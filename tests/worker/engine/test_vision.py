@@ -73,6 +73,16 @@ def test_a_text_is_the_one_that_llamacpp_comes_to(eye: Eye, parts: tuple[Part, .
     assert list(answer.ids) == native_greedy(eye.model, eye.projector, parts, 32, BYTE_EOS)
 
 
+def test_slices_of_an_image_are_seen_one_after_the_other(byte_model: Path, tmp_path: Path) -> None:
+    projector = write_projector(tmp_path / "p.gguf", sizes=(64, 64, 64, 32, 96, 32))
+    parts = ("sliced: ", picture(18, 64, 64), picture(19, 100, 30), " what?")
+    with Recorded(config(byte_model, projector=projector_of(projector), **EXACT)) as engine:
+        first, again = (engine.run(looking(engine, name, *parts, n_predict=32))[0] for name in ("first", "again"))
+    assert first.prompt_tokens == 14 + 16 * (5 + 4)
+    assert again.timings.cache_n == first.prompt_tokens - 1
+    assert list(first.ids) == list(again.ids) == native_greedy(byte_model, projector, parts, 32, BYTE_EOS)
+
+
 def unique(eye: Eye, *parts: Part, **more: Any) -> GenerateTask:
     """A task of its own name; its tokens are in `eye`'s cache only if a prompt like it was."""
     return looking(eye.engine, secrets.token_hex(4), *parts, **more)
