@@ -265,8 +265,12 @@ def test_penalties_look_back_on_the_text_alone(eye: Eye, penalty: dict[str, floa
 
 
 def _moved(asked: GenerateTask) -> GenerateTask:
-    [image] = asked.images
-    return replace(asked, images=(Placed(image.start + 1, image.rows),))
+    first, second = asked.images
+    return replace(asked, images=(Placed(first.start + 1, first.rows), second))
+
+
+def _out_of_order(asked: GenerateTask) -> GenerateTask:
+    return replace(asked, images=asked.images[::-1])
 
 
 def _stray(asked: GenerateTask) -> GenerateTask:
@@ -285,11 +289,11 @@ def _shifting(asked: GenerateTask) -> GenerateTask:
     return replace(asked, request=asked.request.model_copy(update={"shift": True}))
 
 
-@pytest.mark.parametrize("spoil", [_moved, _stray, _without, _twice, _shifting])
+@pytest.mark.parametrize("spoil", [_moved, _out_of_order, _stray, _without, _twice, _shifting])
 def test_a_task_whose_rows_are_not_where_it_says_never_reaches_the_model(
     eye: Eye, spoil: Callable[[GenerateTask], GenerateTask]
 ) -> None:
-    asked = unique(eye, "sound: ", picture(16))
+    asked = unique(eye, "sound: ", picture(16), picture(17))
     eye.engine.submit(replace(spoil(asked), key=named(asked, "spoilt")))
     refusal = eye.engine.ending(asked.key.job_id + "spoilt")
     assert isinstance(refusal, Failure) and refusal.code in ("invalid_request", "not_supported")
