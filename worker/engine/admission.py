@@ -53,8 +53,7 @@ class Launching(Protocol):
 class Admission:
     """The sequences that run, those that are parked, and the tasks that wait.
 
-    For the decode thread; `slots`, `n_waiting`, `n_parked`, `n_parked_for_any` and `stuck` may be read from any. Its lists
-    are written here alone.
+    For the decode thread; `slots`, `stuck` and the counts may be read from any. Its lists are written here alone.
     """
 
     def __init__(self, cells: Cells, launcher: Launching, n_slots: int, ageing: Ageing) -> None:
