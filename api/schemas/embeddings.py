@@ -87,7 +87,4 @@ def _item(vector: Vector, *, is_base64: bool) -> dict[str, Any]:
 
 def _native_json(ending: Finished) -> list[dict[str, Any]]:
     """Rows for each input: one where the worker pools, else one for each token."""
-    return [
-        {"index": vector.index, "embedding": vector.rows().tolist()}
-        for vector in vectors_of(ending)
-    ]
+    return [{"index": vector.index, "embedding": vector.rows().tolist()} for vector in vectors_of(ending)]
