@@ -11,7 +11,7 @@ import sys
 import time
 from types import ModuleType
 
-from bench import append, gap, prefix, queue, takeover, throughput
+from bench import append, embeddings, gap, prefix, queue, takeover, throughput
 from bench.machine import usage
 
 MEASUREMENTS: dict[str, ModuleType] = {
@@ -21,6 +21,7 @@ MEASUREMENTS: dict[str, ModuleType] = {
     "queue": queue,
     "append": append,
     "takeover": takeover,
+    "embeddings": embeddings,
 }
 """Modules with `add_arguments(parser)` and `measure(given)`, which returns what there is to print."""
 

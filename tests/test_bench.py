@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[1]
         ("queue --only slotstream --jobs 64 --rounds 1", "no-op jobs through"),
         ("append --pipelines 2 --rounds 1", "of the bare speed"),
         ("prefix --tiny --groups 2", "of the ideal"),
+        pytest.param("embeddings --tokens 256 --rounds 1 --type F32", "inputs/s", marks=pytest.mark.slow),
     ],
 )
 def test_a_measurement_runs_alone(arguments: str, told: str) -> None:

@@ -28,6 +28,8 @@ class EmbeddingFields(LaneFields):
 
 def embeddings(fields: dict[str, Any]) -> Ask:
     """The one job of a `/v1/embeddings` body. Raises InvalidRequest, or NotSupported for what is not text."""
+    if fields.get("input") is None and fields.get("content") is not None:
+        return embedding(fields)  # llama.cpp's name for it means its answer
     typed = _read(fields)
     if fields.get("input") is None:
         raise bad_field("input", "is needed")

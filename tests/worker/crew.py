@@ -54,7 +54,12 @@ class Worker:
 
     async def __aenter__(self) -> Self:
         await asyncio.to_thread(self.engine.start)
-        rules = Rules(n_ctx=self.engine.n_ctx_slot, inputs=self.engine.input_rules, n_slots=self.engine.config.n_slots)
+        rules = Rules(
+            n_ctx=self.engine.n_ctx_slot,
+            inputs=self.engine.input_rules,
+            can_generate=self.engine.can_generate,
+            n_slots=self.engine.config.n_slots,
+        )
         registrar = Registrar(self.engine.model, rules, adapters=self.engine.adapters, vision=self.engine.vision)
         await agree(self._bus.presence, self.engine.adapters, "m")
         hands = Hands(self.engine, self.held, self.publisher, self._keeper)

@@ -6,6 +6,7 @@ comes of it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -32,6 +33,8 @@ from worker.engine.llama import (
 from worker.engine.norm import normalized
 from worker.engine.task import EmbedTask
 from worker.engine.togetherness import changes_nothing
+
+log = logging.getLogger(__name__)
 
 MOST_TOGETHER = 31
 """Inputs of one decode."""
@@ -94,6 +97,8 @@ class Embedder:
                 raise LoadFailed(
                     "the model's texts cannot be computed in parts: --ctx-size must be --ubatch-size at most"
                 )
+            if self.rules.reranks and not self._model.facts.has_classifier:
+                log.warning("the model does not say that it was made to rerank: its scores may mean nothing")
             self._context = context
             self._shares = self._is_to_share or self._can_share(context)
         return self._context
@@ -104,7 +109,8 @@ class Embedder:
         n_together = MOST_TOGETHER if self._is_to_share or self._might_share else 1
         params = ContextParams.to_embed(self._config, self.rules.pooling, n_cells=n_cells, n_ids=1 + n_together)
         if self._might_share and params.flash_attention == "auto":
-            return replace(params, flash_attention="off")  # it rounds to 16 bits, and wins nothing on short texts
+            # Both round to 16 bits, and win nothing on short texts.
+            return replace(params, flash_attention="off", cache_type_k="f32", cache_type_v="f32")
         return params
 
     def gather(self, waiting: Lanes[EmbedTask], lane: Lane, n_tokens: int) -> list[EmbedTask]:

@@ -110,6 +110,7 @@ class Engine:
             has_adapters=len(self.adapters) > 0,
         )
         self._pace = Pace(self._context.n_batch)
+        self._input_pace = Pace(self.input_rules.n_at_once)
         self._recovery = Recovery(self._context, self._cells, self._fail)
         self._thread.start()
 
@@ -220,7 +221,7 @@ class Engine:
         self._retire()
 
     def _is_turn_to_embed(self) -> bool:
-        return self._schedule.is_turn_to_embed(self._to_embed, self._running, self._pace, self._meter.decode_ms)
+        return self._schedule.is_turn_to_embed(self._to_embed, self._running, self._input_pace, self._meter.decode_ms)
 
     def _generate(self, trial: Trial[Sequence] | None) -> None:
         """A turn of sequences, of those on trial if there are any: plan, decode, choose."""
@@ -440,20 +441,28 @@ class Engine:
     def _embed(self) -> None:
         """A turn of inputs, of one lane; no more of them once somebody has sent something."""
         self._meter.pause()
-        self._scribe.hand(self._take_lines())
-        lane, n_left = self._schedule.next_to_embed(self._to_embed, self._running, self._pace)
+        lane, n_left = self._schedule.next_to_embed(self._to_embed, self._running, self._input_pace)
         n_inputs = 0
         while n_left > 0 and self._to_embed.count(lane) and not (n_inputs and self._inbox) and not self._is_stopping:
             tasks = self._embedder.gather(self._to_embed, lane, n_left)
-            for task, result in self._embedder.embed(tasks):
-                self._to_embed.drop(task)
-                self._lines.append(Said(task.key, result))
-                self._meter.n_prompt_tokens += len(task.tokens)
-            n_left -= min(sum(len(task.tokens) for task in tasks), self.input_rules.n_at_once)
+            n_left -= self._embed_once(tasks)
             n_inputs += len(tasks)
         self._schedule.embedded(lane)
         self._batch = BatchSnapshot(step=self._meter.steps, n_embedding_inputs=n_inputs)
+
+    def _embed_once(self, tasks: list[EmbedTask]) -> int:
+        """One decode of inputs, while it is told what became of those before. Returns how many tokens it took."""
+        self._scribe.hand(self._take_lines())
+        started = time.monotonic()
+        done = self._embedder.embed(tasks)
+        n_tokens = min(sum(len(task.tokens) for task in tasks), self.input_rules.n_at_once)
+        self._input_pace.observe(0, n_tokens, (time.monotonic() - started) * 1e3)
         self._stop(self._scribe.collect())
+        for task, result in done:
+            self._to_embed.drop(task)
+            self._lines.append(Said(task.key, result))
+            self._meter.n_prompt_tokens += len(task.tokens)
+        return n_tokens
 
     def _retire(self) -> None:
         """Free the slots of sequences that ended."""

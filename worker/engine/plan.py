@@ -234,7 +234,7 @@ class Pace:
     """Learns what a decode costs, and says how many prompt tokens fit into one."""
 
     def __init__(self, n_batch: int) -> None:
-        self._n_batch = n_batch
+        self.n_batch = n_batch
         self._rows = RowCost()
         self._token_ms: float | None = None
         """Each prompt token more."""
@@ -268,11 +268,11 @@ class Pace:
     def prefill_budget(self, n_generating: int, *, is_hurried: bool = True) -> int:
         """Prompt tokens for the next decode beside so many generating rows; hurried when it should soon be over."""
         if self._token_ms is None:
-            return min(FIRST_PREFILL, self._n_batch)
+            return min(FIRST_PREFILL, self.n_batch)
         target_ms = TARGET_MS if is_hurried else TARGET_UNHURRIED_MS
         room_ms = target_ms - self._rows.expected_ms(n_generating)
         n_fitting = int(max(room_ms, 0.0) / max(self._token_ms, 1e-6))
-        return min(max(n_fitting, MIN_PREFILL), self._n_batch)
+        return min(max(n_fitting, MIN_PREFILL), self.n_batch)
 
 
 def wants_tokens(sequence: Wanting) -> bool:

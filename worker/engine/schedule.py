@@ -30,7 +30,7 @@ class Schedule:
     """Asked once per turn; what it remembers is how the turns before went.
 
     It is told by turns what each is about: `running` are the sequences that have a slot, `inputs` wait to be embedded,
-    and `pace` knows what a decode costs. `ageing` is that of the inputs.
+    and `pace` knows what a decode of the one or the other costs. `ageing` is that of the inputs.
 
     People wait for people with other adapters as `Turns` has it, and for bulk with others no more than for bulk with
     the same: what is not of their own set has turns of bulk's own, in which it goes alone.
@@ -100,7 +100,7 @@ class Schedule:
             return False
         have_people, is_for_people = bool(_people(running)), inputs.count(Lane.INTERACTIVE) > 0
         if have_people and not is_for_people:
-            cost_ms = pace.expected_ms(0, len(inputs.first(Lane.BULK).tokens))
+            cost_ms = pace.expected_ms(0, min(len(inputs.first(Lane.BULK).tokens), pace.n_batch))
             return self._embed_yielding.is_due(decode_ms, cost_ms)
         if is_for_people and not have_people and running:
             return not self._yielding.is_due()

@@ -78,10 +78,12 @@ def vectors(endings: list[EngineEvent]) -> Floats:
 
 
 def alone(path: Path, **more: Any) -> Floats:
-    """The same inputs, each with a decode to itself."""
-    endings, decodes = embedded_together(path, embedding_batch="off", **more)
-    assert [decode.n_tokens for decode in decodes] == list(SIZES)
-    return vectors(endings)
+    """The same inputs, one after the other."""
+    with Recorded(config(path, **more)) as engine:
+        for at, tokens in enumerate(some_inputs()):
+            engine.submit(embed(f"in{at}", tokens))
+            vector(engine, f"in{at}")
+        return np.array([vector(engine, f"in{at}") for at in range(len(SIZES))])
 
 
 def test_a_vector_has_the_models_width_and_length_one(byte_model: Path) -> None:
@@ -96,7 +98,7 @@ def test_a_vector_has_the_models_width_and_length_one(byte_model: Path) -> None:
 def test_inputs_share_a_decode_where_that_changes_no_vector(byte_model: Path) -> None:
     endings, decodes = embedded_together(byte_model)
     assert [decode.n_tokens for decode in decodes] == [sum(SIZES)]
-    assert vectors(endings) == pytest.approx(alone(byte_model, flash_attention="off"), abs=1e-6)
+    assert vectors(endings) == pytest.approx(alone(byte_model), abs=1e-6)
 
 
 def test_inputs_have_a_decode_each_where_neighbours_would_be_felt(byte_model: Path) -> None:
@@ -141,7 +143,7 @@ def test_of_those_that_share_a_failing_decode_only_the_guilty_fails(byte_model: 
         return None
 
     endings, _ = embedded_together(byte_model, rule)
-    expected = alone(byte_model, flash_attention="off")
+    expected = alone(byte_model)
     failed = endings.pop(SIZES.index(19))
     assert isinstance(failed, Failure) and failed.code == "engine_failed"
     assert vectors(endings) == pytest.approx(np.delete(expected, SIZES.index(19), axis=0), abs=1e-6)
@@ -316,6 +318,16 @@ def test_a_worker_that_only_embeds_has_no_context_to_generate_with(byte_model: P
     assert [params.pooling for params in opened] == ["mean"]
 
 
+def test_a_model_that_was_not_made_to_rerank_may_try_and_it_is_said(
+    byte_model: Path, reranker_model: Path, judging_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for path, is_said in ((reranker_model, False), (judging_model, False), (byte_model, True)):
+        with Recorded(config(path, pooling="rank", embeds_only=True)) as engine:
+            engine.submit(embed("pair", list(b"who me")))
+            assert np.isfinite(score(engine, "pair"))
+        assert any("may mean nothing" in record.message for record in caplog.records) == is_said
+
+
 def test_an_input_has_the_adapters_that_were_usual_when_it_came(byte_model: Path, tmp_path: Path) -> None:
     adapter = AdapterFile(write_adapter(tmp_path / "adapter.gguf"))
     inputs = {"with": (1.0,), "without": (0.0,), "with again": (1.0,)}
@@ -373,7 +385,7 @@ def test_a_long_bulk_list_is_left_for_a_person_after_the_input_under_way(byte_mo
 
     n_a_turn = 512 // 50
     with Recorded(config(byte_model, n_batch=512, n_ubatch=512), look) as engine:
-        engine.engine._pace.observe(0, 1000, 10.0)  # so cheap that a turn takes a whole batch
+        engine.engine._input_pace.observe(0, 1000, 10.0)  # so cheap that a turn takes a whole batch
         engine.submit(*(embed("list", [65] * 50, lane=Lane.BULK, index=index) for index in range(60)))
         engine.wait_for(lambda: len(said) == 61)
     assert said.index("person") < 2 * n_a_turn

@@ -65,6 +65,8 @@ class ModelFacts:
     """Width of the sliding window in tokens; 0 for none."""
     is_causal: bool = True
     """Whether a token sees only those before it: else nothing can be generated, and a text is computed as a whole."""
+    has_classifier: bool = False
+    """It says that it was made to rerank, or names classes. One that does not may have a classifier all the same."""
     pair: PairTokens = field(default_factory=PairTokens)
     rerank_template: str = ""
     """Of a query and a document, where the model has one: a text with `{query}` and `{document}` in it."""
@@ -116,6 +118,8 @@ def read_facts(pointer: Any, vocab: Any, path: Path, overrides: Sequence[Metadat
         is_hybrid=bool(llama_cpp.llama_model_is_hybrid(pointer)),
         n_swa=llama_cpp.llama_model_n_swa(pointer),
         is_causal=metadata.get(f"{architecture}.attention.causal") != "false" and architecture not in ALWAYS_NON_CAUSAL,
+        has_classifier=metadata.get(f"{architecture}.pooling_type") == "4"
+        or f"{architecture}.classifier.output_labels" in metadata,
         pair=_pair_tokens(vocab),
         rerank_template=rerank_template.decode("utf-8", "replace") if rerank_template else "",
         metadata=metadata,
