@@ -114,10 +114,9 @@ class SlotDesk:
         return max([*candidates, *([restored] if restored else [])], key=lambda each: each.stamp, default=Resident())
 
     def _drop(self, slot: int) -> int:
-        """Returns how many tokens it had."""
-        residents = self._cells.of_slot(slot)
-        n_tokens = sum(resident.n_cached for resident in residents)
-        for resident in residents:
+        """Returns how many tokens it had: those before it mostly had the same."""
+        n_tokens = self._last_of(slot).n_cached
+        for resident in self._cells.of_slot(slot):
             self._cells.evict(resident)
         return n_tokens
 
