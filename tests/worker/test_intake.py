@@ -13,10 +13,11 @@ from pydantic import ValidationError
 from shared.bus import Claimed, Lease
 from shared.errors import InvalidRequest, NotSupported, PromptTooLong, Rejected
 from shared.events import Text, TokenIds
-from shared.jobs import Completion, Job
+from shared.jobs import Adapter, Completion, Job
 from tests.models import write_judging_model, write_reranker_model
 from worker.demo import demo_model_path
-from worker.engine import EmbedTask, GenerateTask, InputRules, Model
+from worker.engine import Adapters, EmbedTask, GenerateTask, InputRules, Model
+from worker.engine.adapters import AdapterFile
 from worker.intake import Intake, Registrar
 from worker.past import Past
 from worker.rules import Rules
@@ -309,6 +310,16 @@ def test_a_query_and_a_document_fill_the_template_of_a_model_that_has_one(tmp_pa
         tasks = admit(registrar, kind="rerank", query="{document}", documents=documents).tasks
     tokens = [task.tokens for task in tasks if isinstance(task, EmbedTask)]
     assert tokens == [(*f"Q: {{document}}\nD: {document}".encode(), 258) for document in documents]
+
+
+def test_an_input_has_the_adapters_that_are_usual(model: Model) -> None:
+    adapters = Adapters([AdapterFile(Path("a.gguf"), 0.5)])
+    registrar = Registrar(model, Rules(n_ctx=64), adapters=adapters)
+    [before] = admit(registrar, kind="embedding", inputs=["a"]).tasks
+    adapters.set_defaults([Adapter(id=0, scale=2.0)])
+    [after] = admit(registrar, kind="embedding", inputs=["a"]).tasks
+    assert isinstance(before, EmbedTask) and isinstance(after, EmbedTask)
+    assert (before.scales, after.scales) == ((0.5,), (2.0,))
 
 
 @pytest.mark.parametrize("documents", [["fits", "x" * 10], ["fits", "x" * 10**6]])
