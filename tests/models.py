@@ -195,14 +195,18 @@ def _add_encoder(weights: _Weights, n_vocab: int, n_layers: int, n_ctx_train: in
         weights.add(f"blk.{layer}.ffn_down.weight", N_EMBD, N_FF)
 
 
-ProjectorKind = Literal["mlp", "gemma3", "qwen2vl_merger"]
+ProjectorKind = Literal["mlp", "gemma3", "qwen2vl_merger", "idefics3"]
 
 
-def write_projector(path: Path, kind: ProjectorKind = "mlp", *, n_out: int = N_EMBD, seed: int = 0) -> Path:
+def write_projector(
+    path: Path, kind: ProjectorKind = "mlp", *, n_out: int = N_EMBD, sizes: Sequence[int] = (), seed: int = 0
+) -> Path:
     """A vision transformer and what projects to a width of n_out. Pictures become 32 x 32 pixels: `mlp` makes 16 rows
     of them that see those before them, `gemma3` makes 4 that see each other, between `<start_of_image>` and
     `<end_of_image>`. `qwen2vl_merger` keeps their shape: a row for each 16 x 16 pixels, 8 at least, which for a model
-    of `write_two_dimensional_model` lie in two dimensions, between `<|vision_start|>` and `<|vision_end|>`."""
+    of `write_two_dimensional_model` lie in two dimensions, between `<|vision_start|>` and `<|vision_end|>`. `idefics3`
+    wants tokens around an image that the models here do not have. With `sizes`, widths and heights by turns, `mlp` cuts
+    large pictures into slices of 32 x 32 pixels, one of which shows all."""
     n_embd, n_ff, n_layers, image_size, patch_size = 32, 48, 2, 32, 8
     writer = gguf.GGUFWriter(path, "clip")
     writer.add_clip_has_vision_encoder(True)
@@ -218,6 +222,8 @@ def write_projector(path: Path, kind: ProjectorKind = "mlp", *, n_out: int = N_E
     writer.add_vision_patch_size(patch_size)
     writer.add_vision_image_mean([0.5] * 3)
     writer.add_vision_image_std([0.5] * 3)
+    if sizes:
+        writer.add_array("clip.vision.image_grid_pinpoints", list(sizes))
     weights = _Weights(writer, seed)
     for name in ("weight", "weight.1") if kind == "qwen2vl_merger" else ("weight",):
         weights.add(f"v.patch_embd.{name}", n_embd, 3, patch_size, patch_size, scale=(3 * patch_size**2) ** -0.5)
@@ -238,6 +244,10 @@ def write_projector(path: Path, kind: ProjectorKind = "mlp", *, n_out: int = N_E
             layers = {"mm.0": (n_out, n_embd), "mm.2": (n_out, n_out)}
         case "qwen2vl_merger":
             layers = {"mm.0": (4 * n_embd, 4 * n_embd), "mm.2": (n_out, 4 * n_embd)}
+        case "idefics3":
+            layers = {}
+            writer.add_vision_projector_scale_factor(2)
+            weights.add("mm.model.fc.weight", n_out, 4 * n_embd)
         case "gemma3":
             layers = {}
             writer.add_vision_projector_scale_factor(2)

@@ -28,6 +28,8 @@ class EmbeddingFields(LaneFields):
 
 def embeddings(fields: dict[str, Any]) -> Ask:
     """The one job of a `/v1/embeddings` body. Raises InvalidRequest, or NotSupported for what is not text."""
+    if fields.get("input") is None and fields.get("content") is not None:
+        return embedding(fields)  # llama.cpp's name for it means its answer
     typed = _read(fields)
     if fields.get("input") is None:
         raise bad_field("input", "is needed")
@@ -87,7 +89,4 @@ def _item(vector: Vector, *, is_base64: bool) -> dict[str, Any]:
 
 def _native_json(ending: Finished) -> list[dict[str, Any]]:
     """Rows for each input: one where the worker pools, else one for each token."""
-    return [
-        {"index": vector.index, "embedding": vector.rows().tolist()}
-        for vector in vectors_of(ending)
-    ]
+    return [{"index": vector.index, "embedding": vector.rows().tolist()} for vector in vectors_of(ending)]

@@ -66,6 +66,16 @@ def test_the_names_are_those_of_llama_server() -> None:
     assert (settings.cache_type_k, settings.cache_type_v) == ("q8_0", "q4_0")
 
 
+def test_images_have_the_names_of_llama_server() -> None:
+    argv = "-mm p.gguf --no-mmproj --no-mmproj-offload --image-min-tokens 4 --image-max-tokens 9".split()
+    settings = from_flags(WorkerSettings, *argv)
+    assert isinstance(settings, WorkerSettings)
+    assert (settings.mmproj, settings.mmproj_auto, settings.mmproj_offload) == (Path("p.gguf"), False, False)
+    assert (settings.image_min_tokens, settings.image_max_tokens) == (4, 9)
+    switched_on = from_flags(WorkerSettings, "--mmproj", "p.gguf", "--mmproj-auto")
+    assert isinstance(switched_on, WorkerSettings) and switched_on.mmproj_auto
+
+
 @pytest.mark.parametrize(
     ("cls", "argv", "said"),
     [

@@ -9,9 +9,11 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self
 
 from worker.download.failures import DownloadFailed
 
@@ -50,8 +52,10 @@ class Part:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # Not `size`: what is there may not have been taken up when a process is told to leave.
+        is_empty = os.fstat(self._file.fileno()).st_size == 0
         self._file.close()
-        if not self.size:
+        if is_empty:
             self.path.unlink(missing_ok=True)
 
     @property
@@ -61,13 +65,9 @@ class Part:
     def take_up(self) -> bool:
         """Read a stretch of what an earlier time left, for the sum of the whole. Whether there may be more."""
         try:
-            for _ in range(STRETCH // PIECE):
-                if not (piece := self._file.read(PIECE)):
-                    return False
-                self._note(piece)
+            return read_stretch(self._file, self._note)
         except OSError as error:
             raise self._failure(error) from error
-        return True
 
     def start_over(self, etag: str = "") -> None:
         """Forget what has come. `etag` says what comes now: a later attempt goes on only with the same."""
@@ -101,7 +101,10 @@ class Part:
 
     def check_room(self, total: int | None) -> None:
         """DownloadFailed when the disk has no room for what is missing, before an hour is spent on finding out."""
-        status = os.statvfs(self.path.parent)
+        try:
+            status = os.statvfs(self.path.parent)
+        except OSError as error:
+            raise self._failure(error) from error
         free = status.f_bavail * status.f_frsize
         if total is not None and total - self.size > free:
             raise self._no_room(f"{total / 1e6:.0f} MB are needed, {free / 1e6:.0f} MB are free")
@@ -140,3 +143,12 @@ class Part:
 def etag_path_of(target: Path) -> Path:
     """Where the ETag of a finished file is noted."""
     return target.with_name(f"{target.name}.etag")
+
+
+def read_stretch(file: BinaryIO | FileIO, note: Callable[[bytes], None]) -> bool:
+    """Pass on a stretch of what is left in a file, piece by piece. Whether there may be more. OSError."""
+    for _ in range(STRETCH // PIECE):
+        if not (piece := file.read(PIECE)):
+            return False
+        note(piece)
+    return True

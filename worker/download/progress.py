@@ -98,4 +98,5 @@ class _Bar:
         self._progress.update(self._tasks[name], completed=done, total=total)
 
     def close(self) -> None:
-        self._progress.stop()
+        if self._tasks:
+            self._progress.stop()

@@ -7,6 +7,8 @@ once, the path when the files are here.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +25,7 @@ from worker.download.choice import RemoteFile, is_safe, model_parts, projector_o
 from worker.download.client import Client
 from worker.download.failures import DownloadFailed
 from worker.download.hub import Hub, hub_url
-from worker.download.part import Part, etag_path_of
+from worker.download.part import etag_path_of, read_stretch
 from worker.download.patience import Patience
 from worker.download.progress import Display
 from worker.download.transfer import Transfer, Wanted
@@ -200,7 +202,8 @@ class FromHub:
             except DownloadFailed as error:
                 trouble = error
             else:
-                cache.remember(self.repo, self.revision, commit)
+                with contextlib.suppress(OSError):  # a cache that cannot be written may still have all
+                    cache.remember(self.repo, self.revision, commit)
                 return commit, files
         if known is None or not here:
             raise trouble
@@ -210,10 +213,11 @@ class FromHub:
 
 
 async def _sha256_of(path: Path) -> str:
-    with Part(path) as whole:
-        while await asyncio.to_thread(whole.take_up):
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while await asyncio.to_thread(read_stretch, file, digest.update):
             pass
-        return whole.sha256
+    return digest.hexdigest()
 
 
 def _parts_of(url: URL) -> list[URL]:

@@ -6,6 +6,7 @@ Knows nothing of hubs and models but that a model begins with `GGUF`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,8 +132,10 @@ class Transfer:
             raise Interrupted(f"{self._wanted.url.host} has less of {self._name} than is here")
 
     def _show_the_other_s(self) -> None:
-        path = self._wanted.place.part
-        self._gauge.show(path.stat().st_size if path.exists() else 0, self._size, is_waiting=True)
+        n_there = 0
+        with contextlib.suppress(FileNotFoundError):  # not begun yet, or whole just now
+            n_there = self._wanted.place.part.stat().st_size
+        self._gauge.show(n_there, self._size, is_waiting=True)
 
 
 def _range_after(part: Part, is_content_known: bool) -> dict[str, str]:

@@ -78,7 +78,7 @@ class Vision:
             picture = self._pictures.get(digest)
             if picture is None:
                 with self._projector.view(read()) as view:
-                    if view is None:
+                    if view is None or not view.has_tokens:
                         raise InvalidRequest(f"{name} cannot be taken by the model's projector")
                     self._check(view, n_room, name)
                     picture = Picture(tuple(self._part(digest, view, index) for index in range(len(view.parts))))

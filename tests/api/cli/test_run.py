@@ -141,7 +141,7 @@ def test_the_first_failures_are_told_at_the_end_with_their_place_in_the_file(
     assert "line-3" not in done.stdout
 
 
-@pytest.mark.parametrize("flag", [["-m", "demo"], ["-mdemo"], ["--model", "demo"], ["--model=demo"]])
+@pytest.mark.parametrize("flag", [["-m", "demo"], ["-mdemo"], ["--model", "demo"], ["--model=demo"], ["-hf", "a/b"]])
 def test_a_service_and_a_model_of_ones_own_are_refused_together(
     bulk: RunCommand, jobs_server: JobsServer, flag: list[str]
 ) -> None:

@@ -61,6 +61,11 @@ def test_llamacpps_inputs_have_two_names(fields: dict[str, Any], inputs: tuple[A
     assert isinstance(request, Embedding) and request.inputs == inputs
 
 
+def test_llamacpps_name_for_inputs_means_its_answer_on_openais_path_too() -> None:
+    assert answered(embeddings({"content": ["a", "b"]})) == answered(embedding({"content": ["a", "b"]}))
+    assert "data" in answered(embeddings({"input": ["a", "b"], "content": "c"}))
+
+
 @pytest.mark.parametrize("norm", [-1, 0, 1, 2, 3, MAX_NORM])
 def test_the_norm_is_chosen_by_its_number(norm: int) -> None:
     for read_body in (embedding, embeddings):

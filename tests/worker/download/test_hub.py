@@ -165,6 +165,15 @@ async def test_offline_asks_nobody(hub: HubServer, terms: Terms) -> None:
     assert hub.visits == []
 
 
+async def test_a_cache_that_cannot_be_written_serves_if_it_has_all(hub: HubServer, terms: Terms) -> None:
+    found = await fetch(terms)
+    refs = terms.cache.folder / "models--someone--some-model" / "refs"
+    (refs / "main").unlink()
+    refs.rmdir()
+    refs.write_text("no folder can be made here")
+    assert await fetch(terms) == found
+
+
 async def test_two_at_once_fetch_it_once(hub: HubServer, terms: Terms) -> None:
     one, other = await asyncio.gather(fetch(terms), fetch(terms))
     assert one == other

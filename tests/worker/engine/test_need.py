@@ -30,12 +30,12 @@ def resident_bytes() -> int:
 
 @pytest.mark.parametrize("types", [{}, {"cache_type_k": "q8_0", "cache_type_v": "q4_0"}])
 def test_it_is_about_what_llama_cpp_takes(model: Model, types: dict[str, Any]) -> None:
-    """So many cells that their memory is the system's own, and not what was freed before."""
+    """So many cells that the values' memory is the system's own; the notes of cells may be in what was freed before."""
     params = replace(PARAMS, n_ctx=400_000, **types)
     before = resident_bytes()
     with Context.open(model, params):
         taken = resident_bytes() - before
-    assert 0.75 * taken < need_of(model.facts, params) < 1.2 * taken
+    assert 0.75 * taken < need_of(model.facts, params) < 1.3 * taken
 
 
 def cache_bytes(facts: ModelFacts, has_full_windows: bool = False, **metadata: Any) -> int:

@@ -12,6 +12,8 @@ from tests.models import write_projector
 from tests.worker.engine.looking import picture, projector_of
 from worker.engine.llama import LoadFailed, Model, Projector, Slice
 
+SIZES = (64, 64, 64, 32, 96, 32)
+
 
 @pytest.fixture(scope="module")
 def model(byte_model: Path) -> Iterator[Model]:
@@ -46,6 +48,20 @@ def test_an_unknown_kind_is_named(model: Model, tmp_path: Path) -> None:
     writer.write_tensors_to_file()
     writer.close()
     assert refusal(model, path).endswith("unknown projector type: periscope")
+
+
+def test_a_projector_that_wants_tokens_which_the_model_has_not_is_refused(model: Model, tmp_path: Path) -> None:
+    path = write_projector(tmp_path / "p.gguf", "idefics3")
+    assert refusal(model, path).endswith("wants tokens around an image that this model does not have")
+
+
+def test_a_large_picture_may_become_several_slices(model: Model, tmp_path: Path) -> None:
+    path = write_projector(tmp_path / "p.gguf", sizes=SIZES)
+    with Projector.load(model, projector_of(path)) as projector:
+        for width, height, n_slices in ((20, 20, 1), (64, 64, 5), (100, 30, 4)):
+            with projector.view(picture(1, width, height)) as view:
+                assert view is not None
+                assert [type(part) for part in view.parts] == [Slice] * n_slices
 
 
 @pytest.mark.parametrize("n_kept", [200, 60_000])

@@ -73,6 +73,16 @@ def test_a_text_is_the_one_that_llamacpp_comes_to(eye: Eye, parts: tuple[Part, .
     assert list(answer.ids) == native_greedy(eye.model, eye.projector, parts, 32, BYTE_EOS)
 
 
+def test_slices_of_an_image_are_seen_one_after_the_other(byte_model: Path, tmp_path: Path) -> None:
+    projector = write_projector(tmp_path / "p.gguf", sizes=(64, 64, 64, 32, 96, 32))
+    parts = ("sliced: ", picture(18, 64, 64), picture(19, 100, 30), " what?")
+    with Recorded(config(byte_model, projector=projector_of(projector), **EXACT)) as engine:
+        first, again = (engine.run(looking(engine, name, *parts, n_predict=32))[0] for name in ("first", "again"))
+    assert first.prompt_tokens == 14 + 16 * (5 + 4)
+    assert again.timings.cache_n == first.prompt_tokens - 1
+    assert list(first.ids) == list(again.ids) == native_greedy(byte_model, projector, parts, 32, BYTE_EOS)
+
+
 def unique(eye: Eye, *parts: Part, **more: Any) -> GenerateTask:
     """A task of its own name; its tokens are in `eye`'s cache only if a prompt like it was."""
     return looking(eye.engine, secrets.token_hex(4), *parts, **more)
@@ -265,8 +275,12 @@ def test_penalties_look_back_on_the_text_alone(eye: Eye, penalty: dict[str, floa
 
 
 def _moved(asked: GenerateTask) -> GenerateTask:
-    [image] = asked.images
-    return replace(asked, images=(Placed(image.start + 1, image.rows),))
+    first, second = asked.images
+    return replace(asked, images=(Placed(first.start + 1, first.rows), second))
+
+
+def _out_of_order(asked: GenerateTask) -> GenerateTask:
+    return replace(asked, images=asked.images[::-1])
 
 
 def _stray(asked: GenerateTask) -> GenerateTask:
@@ -285,11 +299,11 @@ def _shifting(asked: GenerateTask) -> GenerateTask:
     return replace(asked, request=asked.request.model_copy(update={"shift": True}))
 
 
-@pytest.mark.parametrize("spoil", [_moved, _stray, _without, _twice, _shifting])
+@pytest.mark.parametrize("spoil", [_moved, _out_of_order, _stray, _without, _twice, _shifting])
 def test_a_task_whose_rows_are_not_where_it_says_never_reaches_the_model(
     eye: Eye, spoil: Callable[[GenerateTask], GenerateTask]
 ) -> None:
-    asked = unique(eye, "sound: ", picture(16))
+    asked = unique(eye, "sound: ", picture(16), picture(17))
     eye.engine.submit(replace(spoil(asked), key=named(asked, "spoilt")))
     refusal = eye.engine.ending(asked.key.job_id + "spoilt")
     assert isinstance(refusal, Failure) and refusal.code in ("invalid_request", "not_supported")

@@ -42,14 +42,19 @@ class Slice(NamedTuple):
 class View:
     """An image made ready to be encoded. Valid while it is held open."""
 
-    def __init__(self, projector: Any, chunks: Any, width: int) -> None:
+    def __init__(self, projector: Any, model: Model, chunks: Any) -> None:
         self._projector = projector
+        self._model = model
         self._chunks = [
             mtmd_cpp.mtmd_input_chunks_get(chunks, index) for index in range(mtmd_cpp.mtmd_input_chunks_size(chunks))
         ]
-        self._width = width
         self.parts = tuple(map(self._part, self._chunks))
         """Slices, and the tokens before, between and behind them."""
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether the model has all tokens that the projector wants around an image."""
+        return all(isinstance(part, Slice) or self._model.has_tokens(part) for part in self.parts)
 
     def encode(self, index: int) -> Floats | None:
         """The rows of the slice that is this part: (rows, width of the model's input); None when it fails. Takes long,
@@ -59,7 +64,8 @@ class View:
         if mtmd_cpp.mtmd_encode_chunk(self._projector, self._chunks[index]) != 0:
             return None
         values = mtmd_cpp.mtmd_get_output_embd(self._projector)
-        rows: Floats = np.ctypeslib.as_array(values, shape=(part.n_rows, self._width)).copy()
+        width = llama_cpp.llama_model_n_embd_inp(self._model.pointer)
+        rows: Floats = np.ctypeslib.as_array(values, shape=(part.n_rows, width)).copy()
         return rows
 
     def _part(self, chunk: Any) -> tuple[int, ...] | Slice:
@@ -80,7 +86,7 @@ class Projector:
 
     def __init__(self, pointer: Any, model: Model) -> None:
         self._pointer = pointer
-        self._width = int(llama_cpp.llama_model_n_embd_inp(model.pointer))
+        self._model = model
         self.is_causal = not mtmd_cpp.mtmd_decode_use_non_causal(pointer, None)
         """Whether a row of an image sees only those before it."""
 
@@ -104,6 +110,11 @@ class Projector:
         if not mtmd_cpp.mtmd_support_vision(pointer):
             projector.close()
             raise LoadFailed(f"--mmproj: {config.path} takes no images")
+        with projector.view(np.zeros((64, 64, 3), dtype=np.uint8)) as view:
+            is_usable = view is not None and view.has_tokens
+        if not is_usable:
+            projector.close()
+            raise LoadFailed(f"--mmproj: {config.path} wants tokens around an image that this model does not have")
         return projector
 
     def close(self) -> None:
@@ -134,7 +145,7 @@ class Projector:
             text = mtmd_cpp.mtmd_input_text(mark, len(mark), False, True)
             bitmaps = (mtmd_cpp.mtmd_bitmap_p_ctypes * 1)(bitmap)
             code = mtmd_cpp.mtmd_tokenize(self._pointer, chunks, ctypes.byref(text), bitmaps, 1)
-            yield View(self._pointer, chunks, self._width) if code == 0 else None
+            yield View(self._pointer, self._model, chunks) if code == 0 else None
 
 
 _FAULT = re.compile(r"failed to load model '.*': (?:\w+: )?(?P<reason>.+)")
