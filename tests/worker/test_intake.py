@@ -331,6 +331,14 @@ def test_a_document_that_is_too_long_with_its_query_is_named(reranker: Registrar
     assert error.value.param == "documents"
 
 
+@pytest.mark.parametrize(("pooling", "inputs"), [("mean", ["a"] * 14_564), ("none", [[28] * 1000] * 15)])
+def test_more_vectors_than_the_bus_should_keep_are_refused(model: Model, pooling: Any, inputs: list[Any]) -> None:
+    registrar = Registrar(model, Rules(n_ctx=64, inputs=InputRules(pooling, n_most=1000)))
+    assert len(admit(registrar, kind="embedding", inputs=inputs[:10]).tasks) == 10
+    with pytest.raises(InvalidRequest, match="vectors are more than the 14563 of this model"):
+        admit(registrar, kind="embedding", inputs=inputs)
+
+
 def test_a_worker_refuses_what_its_pooling_is_not_for(registrar: Registrar, reranker: Registrar, model: Model) -> None:
     with pytest.raises(NotSupported, match="does not rerank"):
         admit(registrar, kind="rerank", query="a", documents=["b"])

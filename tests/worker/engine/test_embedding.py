@@ -325,6 +325,19 @@ def test_an_input_that_fails_is_tried_once_more_and_then_fails_alone(byte_model:
     assert first == pytest.approx(last, abs=1e-6)
 
 
+@pytest.mark.parametrize("length", [5, 300])
+def test_a_context_that_cannot_be_had_again_is_tried_for_again_with_each_input(byte_model: Path, length: int) -> None:
+    faults = Faults(lambda decode: Fault(-3) if len(faults.decodes) == 1 else None, n_good_openings=0)
+    with Recorded(config(byte_model, **LONG, embedding_batch="off"), open_context=faults.open) as engine:
+        for name in ("first", "second"):
+            engine.submit(embed(name, [65] * length))
+            assert failure(engine, name).message == "there is no memory for it"
+        faults.n_good_openings = 1000
+        engine.submit(embed("third", [65] * length))
+        assert vector(engine, "third").shape == (64,)
+    assert faults.n_openings == 3
+
+
 def test_a_worker_that_only_embeds_has_no_context_to_generate_with(byte_model: Path) -> None:
     opened: list[ContextParams] = []
 
