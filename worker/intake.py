@@ -139,6 +139,8 @@ class Registrar:
                 return self._slot_action(claimed, job.request)
 
     def _slot_action(self, claimed: Claimed, request: SlotAction) -> Intake:
+        if not self._rules.can_generate:
+            raise NotSupported(NO_TEXT)
         if self._slot_files is None:
             raise NotSupported("This server does not support slots action. Start it with `--slot-save-path`")
         key = SequenceKey(claimed.job.id, 0, claimed.lease.mark)

@@ -346,6 +346,8 @@ def test_a_worker_refuses_what_its_pooling_is_not_for(registrar: Registrar, rera
         admit(reranker, kind="embedding", inputs=["a"])
     with pytest.raises(NotSupported, match="generates no text"):
         admit(reranker, kind="completion", prompts=["a"])
+    with pytest.raises(NotSupported, match="generates no text"):
+        admit(reranker, kind="slot_action", action="erase", slot=0)
     unpooled = Registrar(model, Rules(n_ctx=64, inputs=InputRules("none")))
     assert admit(unpooled, kind="embedding", inputs=["a"]).tasks
     with pytest.raises(InvalidRequest, match="pooling is none"):
