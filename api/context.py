@@ -50,4 +50,9 @@ def tenant_of(request: Request) -> str:
 
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(to_json(value), status, headers, media_type="application/json; charset=utf-8")
+    return written_response(to_json(value), status, headers)
+
+
+def written_response(text: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """The same of JSON that is written already."""
+    return Response(text, status, headers, media_type="application/json; charset=utf-8")

@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from ipaddress import ip_address, ip_network
 from typing import Any, Self
 
 import aiohttp
 import structlog
-from aiohttp.abc import AbstractResolver
+from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from api.addresses import Address, Network, is_public, is_within
@@ -53,11 +55,15 @@ class Outgoing:
         networks = [network for text in allow_hosts if (network := _network(text))]
         names = frozenset(text.lower().rstrip(".") for text in allow_hosts if not _network(text))
         guard = Guard(networks)
-        async with (
-            _session(resolver, socket_factory=guard.open_socket) as guarded,
-            _session(resolver) as trusting,
-        ):
-            yield cls(guarded, trusting, names)
+        resolver = resolver or Resolver()
+        try:
+            async with (
+                _session(resolver, socket_factory=guard.open_socket) as guarded,
+                _session(resolver) as trusting,
+            ):
+                yield cls(guarded, trusting, names)
+        finally:
+            await resolver.close()
 
     async def fetch(self, url: str, field: str, *, max_bytes: int, timeout_s: float, accept: str = "*/*") -> bytes:
         """The body of what is at `url`, all of it within `timeout_s` seconds.
@@ -70,8 +76,8 @@ class Outgoing:
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._get(target, field, max_bytes, accept)
-        # UnicodeError: a name that DNS cannot hold is found out only by the resolver.
-        except (aiohttp.ClientError, OSError, UnicodeError, TimeoutError) as error:
+        # ValueError: a name that DNS cannot hold, or no address after all, is found out only on the way.
+        except (aiohttp.ClientError, OSError, ValueError, TimeoutError) as error:
             log.info("not fetched", host=target.host, port=target.port, reason=f"{type(error).__name__}: {error}")
         raise bad_field(field, f"{_shown(target)} did not answer in time, or may not be asked from here")
 
@@ -92,6 +98,28 @@ class Outgoing:
                 if len(body) > max_bytes:
                     raise too_large
             return bytes(body)
+
+
+class Resolver(AbstractResolver):
+    """The machine's own, in threads that nobody else waits for: a name whose servers are silent holds one for as long
+    as the machine has patience, also when we have none left."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(MAX_CALLS, thread_name_prefix="resolve")
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        look_up = partial(socket.getaddrinfo, host, port, family, socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
+        found = await asyncio.get_running_loop().run_in_executor(self._threads, look_up)
+        flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+        return [
+            ResolveResult(hostname=host, host=str(address[0]), port=port, family=family, proto=protocol, flags=flags)
+            for family, _, protocol, _, address in found
+        ]
+
+    async def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 class Guard:

@@ -16,8 +16,9 @@ import structlog
 from starlette.types import Receive, Scope, Send
 
 from api import sse
-from api.context import STOPPING, Context, json_response
+from api.context import STOPPING, Context, written_response
 from api.made import made
+from api.rendering import rendered
 from api.schemas.ask import Heard, Shape
 from shared.errors import NotReady, SlotstreamError
 from shared.jobs import Job
@@ -63,8 +64,9 @@ class JobResponse:
                 early = await source.settle(settings.accept_wait_s)
                 await Stream(self._shape, headers, settings.keep_alive_s).run(source, send, early)
             else:
-                body = self._shape.body(await source.endings())
-                await json_response(body, headers=headers)(scope, receive, send)
+                endings = await source.endings()
+                text = await rendered(endings, lambda: self._shape.body(endings))
+                await written_response(text, headers=headers)(scope, receive, send)
 
 
 class Stream:

@@ -14,7 +14,7 @@ from PIL import Image, WebPImagePlugin
 
 from shared.errors import InvalidRequest
 
-__all__ = ["FORMATS", "MAX_PIXELS", "MAX_SIDE", "Header", "content_of", "header_of"]
+__all__ = ["FORMATS", "MAX_PIXELS", "MAX_SCANS", "MAX_SIDE", "MAX_STEPS", "Header", "content_of", "header_of", "opened"]
 
 FORMATS = ("PNG", "JPEG", WebPImagePlugin.WebPImageFile.format, "GIF", "BMP")
 """What is read. All other formats that Pillow knows stay shut: each is code that strangers would reach."""
@@ -25,6 +25,17 @@ while it is read, and models see no more than some millions."""
 MAX_SIDE = 65_535
 """Of its width and of its height: as far as a JPEG goes."""
 
+MAX_SCANS = 100
+"""Of a JPEG; a progressive one has some ten. Each goes over all pixels, though it may have hardly a byte: a file of ten
+megabytes could take an hour."""
+_JPEG = b"\xff\xd8"
+_SCAN = b"\xff\xda"
+"""Begins one, and stands nowhere within."""
+
+MAX_STEPS = 200_000
+"""In which a file is read. One in kilobytes a step has some ten thousand; one of many tiny parts, each of which is a
+few bytes to send, would be gone through in Python for as long as there are parts."""
+
 
 class Header(NamedTuple):
     """What the file says of itself."""
@@ -32,6 +43,26 @@ class Header(NamedTuple):
     format: str
     width: int
     height: int
+
+
+class _Stepwise(io.BytesIO):
+    """A file that cannot be read in more than MAX_STEPS."""
+
+    n_steps = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self.n_steps += 1
+        if self.n_steps > MAX_STEPS:
+            raise OSError("too many steps")
+        return super().read(size)
+
+
+def opened(content: bytes) -> Image.Image:
+    """A file of FORMATS, of which no more was read than its header. OSError when it has too many scans, or now or later
+    too many parts; and whatever Pillow raises."""
+    if content.startswith(_JPEG) and content.count(_SCAN) > MAX_SCANS:
+        raise OSError("too many scans")
+    return Image.open(_Stepwise(content), formats=FORMATS)
 
 
 def content_of(data: str, name: str, *, param: str | None = None) -> bytes:
@@ -49,7 +80,7 @@ def content_of(data: str, name: str, *, param: str | None = None) -> bytes:
 def header_of(content: bytes, name: str, *, param: str | None = None) -> Header:
     """What a file's header says. InvalidRequest when it is no image of FORMATS, or larger than is taken."""
     try:
-        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+        with opened(content) as image:
             header = Header(str(image.format), image.width, image.height)
     except Image.DecompressionBombError:
         raise InvalidRequest(f"{name} has more than the {MAX_PIXELS} pixels that are taken", param=param) from None

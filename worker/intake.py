@@ -59,6 +59,8 @@ from worker.slotfiles import SlotFiles
 from worker.vocabulary import Vocabulary, pieces_of
 
 N_SEEDS = 2**32
+MAX_VECTOR_BYTES = 32 * 2**20
+"""Of one job, which the bus keeps in one piece: 2048 vectors of the widest models, or some ten thousand tokens' own."""
 
 G = TypeVar("G", bound=Generation)
 
@@ -137,6 +139,8 @@ class Registrar:
                 return self._slot_action(claimed, job.request)
 
     def _slot_action(self, claimed: Claimed, request: SlotAction) -> Intake:
+        if not self._rules.can_generate:
+            raise NotSupported(NO_TEXT)
         if self._slot_files is None:
             raise NotSupported("This server does not support slots action. Start it with `--slot-save-path`")
         key = SequenceKey(claimed.job.id, 0, claimed.lease.mark)
@@ -253,8 +257,18 @@ class Registrar:
                 "this worker has a vector for each token, and none for a whole input: its pooling is none",
                 param="input",
             )
+        self._check_room(len(request.inputs))  # before megabytes of them are tokenized
         inputs = [self._input(value, position) for position, value in enumerate(request.inputs)]
+        if pooling == "none":
+            self._check_room(sum(map(len, inputs)))
         return self._inputs(claimed, inputs, request.norm)
+
+    def _check_room(self, n_vectors: int) -> None:
+        n_most = MAX_VECTOR_BYTES // (4 * self._model.facts.n_embd)
+        if n_vectors > n_most:
+            raise InvalidRequest(
+                f"{n_vectors} vectors are more than the {n_most} of this model that one request can have", param="input"
+            )
 
     def _input(self, value: Prompt, position: int) -> tuple[int, ...]:
         pieces = pieces_of(value)

@@ -8,7 +8,6 @@ Knows nothing of prompts.
 from __future__ import annotations
 
 import hashlib
-import io
 import struct
 import time
 from collections.abc import Callable
@@ -18,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from shared.errors import Cancelled, InvalidRequest, PromptTooLong
-from shared.images import FORMATS, content_of, header_of
+from shared.images import content_of, header_of, opened
 from shared.jobs import Lane, Media
 from worker.engine import Picture, Pixels, TooManyRows, Vision
 
@@ -95,7 +94,7 @@ def pixels_of(content: bytes, name: str) -> Pixels:
     """The picture in a file whose header was found good. InvalidRequest when it is damaged or ends too early. Takes
     some 14 bytes a pixel while it runs."""
     try:
-        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+        with opened(content) as image:
             image.load()
             return np.asarray(_flat(image), dtype=np.uint8)
     except (OSError, ValueError, SyntaxError, EOFError, IndexError, struct.error, Image.DecompressionBombError):

@@ -23,7 +23,7 @@ from shared.bus import Claimed, LeaseKeeper, Queue, TokenLog, Wanted
 from shared.errors import BusUnavailable, Cancelled, EngineFailed, NotReady, Rejected
 from shared.events import Failure, Tokens
 from shared.jobs import Generation, Job, Lane, SlotAction
-from worker.engine import Engine
+from worker.engine import Engine, EngineSnapshot
 from worker.held import Held, HeldJobs
 from worker.intake import Intake, Registrar
 from worker.past import Past, pasts_of
@@ -166,31 +166,38 @@ class Puller:
         """`may_share`: also what has no slot to itself. One more, if a job that is larger than this worker has it
         alone, so that it keeps nobody out; and bulk while people have all slots, to grow old here until its turn."""
         interactive, bulk = self._held.of(Lane.INTERACTIVE), self._held.of(Lane.BULK)
-        n_free = self._station.n_slots - _n_slots(interactive) - self._n_slots_of_own()
+        snapshot = self._engine.snapshot()
+        n_people_own, n_bulk_own = self._n_slots_of_own(snapshot)
+        n_free = self._station.n_slots - _n_slots(interactive) - n_people_own
         window = bulk_window(self._n_waiting, self._station.n_slots) if n_free > 0 or may_share else 0
-        n_free_for_bulk = n_free + window - _n_slots(bulk)
+        n_free_for_bulk = n_free + window - _n_slots(bulk) - n_bulk_own
         one_more = int(may_share and n_free < 0 and len(interactive) == 1)
         one_more_of_bulk = int(may_share and n_free_for_bulk < 0 and len(bulk) == 1)
-        # What is parked goes first when there is room again; others may have room for more now.
-        has_parked = self._engine.snapshot().n_parked > 0
         is_resting = time.monotonic() < self._rests_until
         return Wanted(
             quick=max(0, QUICK_JOBS - len(self._held.of("quick"))),
             interactive=max(n_free, one_more),
-            bulk=0 if has_parked or is_resting else max(n_free_for_bulk, one_more_of_bulk),
+            # What is parked goes first when there is room again; others may have room for more now.
+            bulk=0 if snapshot.n_parked_for_any or is_resting else max(n_free_for_bulk, one_more_of_bulk),
             suspects=0 if self._held.has_suspect else 1,
             own=max(0, OWN_JOBS - len(self._held.of("own"))),
         )
 
-    def _n_slots_of_own(self) -> int:
-        """Slots that those take which are meant for this worker alone: however many want one slot, one has it at a
-        time."""
-        slots, n_others = set[int](), 0
+    def _n_slots_of_own(self, snapshot: EngineSnapshot) -> tuple[int, int]:
+        """Slots that those take which are meant for this worker alone, of people and of bulk: however many want one
+        slot, one has it at a time. Who waits for one that is counted already, since another has it to whom he does not
+        go first, takes none."""
+        named: dict[Lane, set[int]] = {lane: set() for lane in Lane}
+        n_others = dict.fromkeys(Lane, 0)
         for held in self._held.of("own"):
             if isinstance(held.job.request, Generation):
-                slots.add(held.job.request.id_slot % self._station.n_slots)
-                n_others += held.n_slots - 1
-        return len(slots) + n_others
+                named[held.job.lane].add(held.job.request.id_slot % self._station.n_slots)
+                n_others[held.job.lane] += held.n_slots - 1
+        running = [(slot.id, self._held.get(slot.job_id)) for slot in snapshot.slots if slot.job_id]
+        others = [(slot, held.job.lane) for slot, held in running if held and not held.claimed.is_own]
+        people = named[Lane.INTERACTIVE] - {slot for slot, lane in others if lane is Lane.INTERACTIVE}
+        bulk = named[Lane.BULK] - named[Lane.INTERACTIVE] - {slot for slot, _ in others}
+        return len(people) + n_others[Lane.INTERACTIVE], len(bulk) + n_others[Lane.BULK]
 
     async def _claim(self) -> list[Claimed]:
         now = time.monotonic()

@@ -16,11 +16,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api import sse
 from api.access import header_of, query_of, read_body
-from api.context import Context, context_of, json_response, tenant_of
+from api.context import Context, context_of, tenant_of, written_response
 from api.images import place_images
 from api.pinning import pinned
 from api.problems import body_of
 from api.relay import Departure, Stream
+from api.rendering import rendered
 from api.schemas.ask import Heard
 from api.schemas.jobs import (
     ENDPOINTS,
@@ -50,7 +51,7 @@ async def create(request: Request) -> Response:
     job, worker = await _job(context, tenant, fields, key)
     receipt = await context.bus.queue.enqueue(job, idempotency_key=key, worker=worker)
     record = await _record(context, tenant, receipt.job_id)
-    return _job_response(context, record, 202 if receipt.is_new else 200)
+    return await _job_response(context, record, 202 if receipt.is_new else 200)
 
 
 async def index(request: Request) -> Response:
@@ -61,20 +62,21 @@ async def index(request: Request) -> Response:
         page = await context.bus.queue.page(tenant, status=fields.status, limit=fields.limit, after=fields.after)
     except UnknownJob:
         raise bad_field("after", "there is no such job") from None
-    return json_response(list_json(page, context.fleet.waiting_for))
+    endings = [record.finished for record in page.records if record.finished]
+    return written_response(await rendered(endings, lambda: list_json(page, context.fleet.waiting_for)))
 
 
 async def show(request: Request) -> Response:
     context = context_of(request)
     record = await _record(context, tenant_of(request), request.path_params["job_id"])
-    return _job_response(context, record)
+    return await _job_response(context, record)
 
 
 async def cancel(request: Request) -> Response:
     """The job as it is now: cancelled, about to be, or as it had ended already."""
     context, tenant = context_of(request), tenant_of(request)
     record = await _record(context, tenant, request.path_params["job_id"])
-    return _job_response(context, await context.bus.queue.cancel(record.id))
+    return await _job_response(context, await context.bus.queue.cancel(record.id))
 
 
 async def events(request: Request) -> ASGIApp:
@@ -203,8 +205,10 @@ async def _record(context: Context, tenant: str, job_id: str) -> JobRecord:
     return record
 
 
-def _job_response(context: Context, record: JobRecord, status: int = 200) -> Response:
-    return json_response(job_json(record, context.fleet.waiting_for), status, {"X-Job-Id": record.id})
+async def _job_response(context: Context, record: JobRecord, status: int = 200) -> Response:
+    endings = [record.finished] if record.finished else []
+    text = await rendered(endings, lambda: job_json(record, context.fleet.waiting_for))
+    return written_response(text, status, {"X-Job-Id": record.id})
 
 
 def _idempotency_key(request: Request) -> str | None:

@@ -32,13 +32,15 @@ async def act(request: Request) -> ASGIApp:
     query = read(SlotQuery, query_of(request))
     fields = read(SlotFields, await read_body_if_any(request, context.max_body))
     model = await fleet.resolve_staffed(query.model or fields.model)
-    if not any(worker.model.has_slot_files for worker in fleet.staff(model)):
+    if not (workers := fleet.loaded(model)):
+        raise NotReady("Loading model")
+    if not any(worker.model.has_slot_files for worker in workers):
         raise NotSupported("This server does not support slots action. Start it with `--slot-save-path`")
     number = slot_number(request.path_params["id_slot"])
     slot = fleet.slot(model, number)
     wanted = slot_action(query.action, slot.id if slot else 0, fields)
     if slot is None:
-        raise NotReady("Loading model")
+        raise NotReady(f"No worker of {model!r} is ready now", retry_after_s=5)
     job = Job(
         id=context.bus.queue.new_job_id(None, tenant),
         model=model,

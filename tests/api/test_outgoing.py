@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from ipaddress import ip_address, ip_network
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from api.outgoing import MAX_URL, Guard, Outgoing
+from api.outgoing import MAX_CALLS, MAX_URL, Guard, Outgoing
 from shared.errors import InvalidRequest
 
 LOOPBACK = ("127.0.0.0/8",)
@@ -237,6 +238,7 @@ async def test_nothing_of_us_or_of_others_is_sent_along(site: Site, monkeypatch:
         "http:///path",
         "http://",
         "http://[::1",
+        "http://[1:2]/",
         "http://host:port/",
         "http://host:99999/",
         "http://user:password@127.0.0.1/",
@@ -268,3 +270,26 @@ async def test_more_calls_than_there_is_room_for_wait_and_are_answered(site: Sit
         calls = [outgoing.fetch(site.url(), "image_url", max_bytes=10, timeout_s=5.0) for _ in range(20)]
         assert await asyncio.gather(*calls) == [b"x"] * 20
     assert most == 4
+
+
+async def test_names_that_nobody_answers_for_hold_up_nothing_else(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_over = threading.Event()
+
+    def look_up(host: str, *_: Any, **__: Any) -> list[Any]:
+        is_over.wait(30.0)
+        raise socket.gaierror(socket.EAI_AGAIN, host)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    try:
+        async with Outgoing.open(LOOPBACK) as outgoing:
+            calls = [
+                outgoing.fetch(f"http://{place}.test/", "image_url", max_bytes=10, timeout_s=0.05)
+                for place in range(2 * MAX_CALLS)
+            ]
+            refused = await asyncio.gather(*calls, return_exceptions=True)
+            assert all(isinstance(error, InvalidRequest) for error in refused)
+            async with asyncio.timeout(5.0):
+                assert await asyncio.to_thread(lambda: "done") == "done"
+                assert await outgoing.fetch(site.url(), "image_url", max_bytes=10, timeout_s=5.0) == b"picture"
+    finally:
+        is_over.set()

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from shared.errors import InvalidRequest
-from shared.images import FORMATS, MAX_PIXELS, MAX_SIDE, Header, content_of, header_of
+from shared.images import FORMATS, MAX_PIXELS, MAX_SCANS, MAX_SIDE, MAX_STEPS, Header, content_of, header_of, opened
 
 
 def picture(format: str, size: tuple[int, int] = (6, 4)) -> bytes:
@@ -29,6 +29,20 @@ def png_that_claims(width: int, height: int) -> bytes:
 
 def _chunk(kind: bytes, content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def jpeg_of(n_scans: int) -> bytes:
+    """A progressive one, 64 x 64: all scans but the first say in a few bytes that they have nothing to say."""
+    n_blocks = 64
+    quantization = b"\xff\xdb" + struct.pack(">HB", 67, 0) + b"\1" * 64
+    frame = b"\xff\xc2" + struct.pack(">HBHHB", 11, 8, 64, 64, 1) + b"\1\x11\0"
+    codes = bytes([1] + [0] * 15)  # one, of one bit
+    tables = b"".join(
+        b"\xff\xc4" + struct.pack(">HB", 20, place) + codes + symbol for place, symbol in ((0, b"\0"), (16, b"\x60"))
+    )
+    first = b"\xff\xda" + struct.pack(">HB", 8, 1) + b"\1\0\0\0\0" + b"\0" * (n_blocks // 8)
+    empty = b"\xff\xda" + struct.pack(">HB", 8, 1) + b"\1\0\1\x3f\0" + b"\x01"  # 64 blocks have no more
+    return b"\xff\xd8" + quantization + frame + tables + first + empty * (n_scans - 1) + b"\xff\xd9"
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -84,3 +98,35 @@ def test_what_is_not_base64_is_refused_by_name(data: str) -> None:
 def test_nothing_is_no_image(data: str) -> None:
     with pytest.raises(InvalidRequest, match="the image is empty"):
         content_of(data, "the image")
+
+
+def test_a_jpeg_of_endless_scans_is_refused_before_each_goes_over_all_pixels() -> None:
+    content = jpeg_of(MAX_SCANS)
+    assert header_of(content, "the image") == Header("JPEG", 64, 64)
+    with opened(content) as image:
+        image.load()
+    with pytest.raises(InvalidRequest, match="no readable image"):
+        header_of(jpeg_of(MAX_SCANS + 1), "the image")
+
+
+def test_what_only_looks_like_scans_in_another_format_is_none() -> None:
+    content = picture("BMP") + b"\xff\xda" * (MAX_SCANS + 1)
+    assert header_of(content, "the image") == Header("BMP", 6, 4)
+
+
+def test_a_file_of_countless_tiny_parts_is_not_read_to_its_end() -> None:
+    png, jpeg, gif = picture("PNG"), picture("JPEG"), picture("GIF")
+    at = gif.index(b",")
+    crowded = (
+        png[:33] + _chunk(b"prVt", b"") * MAX_STEPS + png[33:],
+        jpeg[:2] + b"\xff\xee\0\2" * MAX_STEPS + jpeg[2:],
+        gif[:at] + b"\x21\xfe\0" * MAX_STEPS + gif[at:],
+    )
+    for content in crowded:
+        with pytest.raises(InvalidRequest, match="no readable image"):
+            header_of(content, "the image")
+
+
+def test_a_file_of_many_parts_is_read() -> None:
+    png = picture("PNG")
+    assert header_of(png[:33] + _chunk(b"prVt", b"") * 10_000 + png[33:], "the image") == Header("PNG", 6, 4)

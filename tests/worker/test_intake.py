@@ -13,10 +13,11 @@ from pydantic import ValidationError
 from shared.bus import Claimed, Lease
 from shared.errors import InvalidRequest, NotSupported, PromptTooLong, Rejected
 from shared.events import Text, TokenIds
-from shared.jobs import Completion, Job
+from shared.jobs import Adapter, Completion, Job
 from tests.models import write_judging_model, write_reranker_model
 from worker.demo import demo_model_path
-from worker.engine import EmbedTask, GenerateTask, InputRules, Model
+from worker.engine import Adapters, EmbedTask, GenerateTask, InputRules, Model
+from worker.engine.adapters import AdapterFile
 from worker.intake import Intake, Registrar
 from worker.past import Past
 from worker.rules import Rules
@@ -311,6 +312,16 @@ def test_a_query_and_a_document_fill_the_template_of_a_model_that_has_one(tmp_pa
     assert tokens == [(*f"Q: {{document}}\nD: {document}".encode(), 258) for document in documents]
 
 
+def test_an_input_has_the_adapters_that_are_usual(model: Model) -> None:
+    adapters = Adapters([AdapterFile(Path("a.gguf"), 0.5)])
+    registrar = Registrar(model, Rules(n_ctx=64), adapters=adapters)
+    [before] = admit(registrar, kind="embedding", inputs=["a"]).tasks
+    adapters.set_defaults([Adapter(id=0, scale=2.0)])
+    [after] = admit(registrar, kind="embedding", inputs=["a"]).tasks
+    assert isinstance(before, EmbedTask) and isinstance(after, EmbedTask)
+    assert (before.scales, after.scales) == ((0.5,), (2.0,))
+
+
 @pytest.mark.parametrize("documents", [["fits", "x" * 10], ["fits", "x" * 10**6]])
 def test_a_document_that_is_too_long_with_its_query_is_named(reranker: Registrar, documents: list[str]) -> None:
     with pytest.raises(
@@ -320,6 +331,14 @@ def test_a_document_that_is_too_long_with_its_query_is_named(reranker: Registrar
     assert error.value.param == "documents"
 
 
+@pytest.mark.parametrize(("pooling", "inputs"), [("mean", ["a"] * 14_564), ("none", [[28] * 1000] * 15)])
+def test_more_vectors_than_the_bus_should_keep_are_refused(model: Model, pooling: Any, inputs: list[Any]) -> None:
+    registrar = Registrar(model, Rules(n_ctx=64, inputs=InputRules(pooling, n_most=1000)))
+    assert len(admit(registrar, kind="embedding", inputs=inputs[:10]).tasks) == 10
+    with pytest.raises(InvalidRequest, match="vectors are more than the 14563 of this model"):
+        admit(registrar, kind="embedding", inputs=inputs)
+
+
 def test_a_worker_refuses_what_its_pooling_is_not_for(registrar: Registrar, reranker: Registrar, model: Model) -> None:
     with pytest.raises(NotSupported, match="does not rerank"):
         admit(registrar, kind="rerank", query="a", documents=["b"])
@@ -327,6 +346,8 @@ def test_a_worker_refuses_what_its_pooling_is_not_for(registrar: Registrar, rera
         admit(reranker, kind="embedding", inputs=["a"])
     with pytest.raises(NotSupported, match="generates no text"):
         admit(reranker, kind="completion", prompts=["a"])
+    with pytest.raises(NotSupported, match="generates no text"):
+        admit(reranker, kind="slot_action", action="erase", slot=0)
     unpooled = Registrar(model, Rules(n_ctx=64, inputs=InputRules("none")))
     assert admit(unpooled, kind="embedding", inputs=["a"]).tasks
     with pytest.raises(InvalidRequest, match="pooling is none"):

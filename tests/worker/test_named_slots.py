@@ -9,6 +9,7 @@ import pytest
 from shared.bus import Bus
 from shared.jobs import Completion
 from tests.worker.crew import WILD, heard_of, queued
+from worker.rules import Rules
 
 
 def completion(id_slot: int = -1, *, n: int = 1, n_predict: int = 8) -> Completion:
@@ -27,6 +28,12 @@ async def test_a_job_runs_in_the_slot_that_it_names_modulo_those_there_are(
 async def test_a_job_that_was_left_for_anybody_has_that_slot_where_it_is_claimed(bus: Bus, hire: Any) -> None:
     await hire("w1", n_slots=4)
     assert [answer.id_slot for answer in (await heard_of(bus, completion(3))).answers] == [3]
+
+
+def test_only_the_first_sequence_of_a_job_is_bound() -> None:
+    rules = Rules(n_ctx=8, n_slots=4)
+    assert [rules.slot_of(completion(6, n=3), index) for index in range(3)] == [2, None, None]
+    assert rules.slot_of(completion(), 0) is None
 
 
 async def test_choices_of_one_slot_end_however_often(bus: Bus, hire: Any) -> None:

@@ -11,11 +11,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from shared.bus import Claimed, EmbeddedServer, Lease, LeaseKeeper, Wanted, open_bus
-from shared.jobs import Completion, Constraint, Job, Request, SlotAction, Tokenize
+from shared.jobs import Completion, Constraint, Job, Lane, Request, SlotAction, Tokenize
 from shared.settings import BusSettings
 from tests.chaos.engine import ByteModel, ScriptedEngine
 from tests.worker.test_held import answer
-from worker.engine import EngineConfig, EngineSnapshot
+from worker.engine import EngineConfig, EngineSnapshot, SlotSnapshot
 from worker.held import Held, HeldJobs
 from worker.intake import Registrar
 from worker.publisher import Publisher
@@ -46,8 +46,10 @@ async def pulling(settings: BusSettings, n_slots: int = 1) -> AsyncIterator[tupl
         )
 
 
-def claimed(number: int, request: Request, deaths: int = 0, *, is_own: bool = False) -> Held:
-    job = Job(id=f"job_0_{number}", model="m", request=request)
+def claimed(
+    number: int, request: Request, deaths: int = 0, *, is_own: bool = False, lane: Lane = Lane.INTERACTIVE
+) -> Held:
+    job = Job(id=f"job_0_{number}", model="m", request=request, lane=lane)
     lease = Lease(job.id, f"w:{number}:0")
     times = {"enqueued_at": 0.0, "deadline_at": 9.0, "now": 1.0}
     return Held(Claimed(job, lease, attempt=1, deaths=deaths, n_events=0, is_own=is_own, **times))
@@ -83,6 +85,35 @@ async def test_of_all_that_want_one_slot_one_has_it_at_a_time(tmp_path: Path) ->
         assert puller.wanted() == Wanted(own=OWN_JOBS - 5, quick=QUICK_JOBS, interactive=2, bulk=3)
         held.add(claimed(6, Completion(prompts=("a",), id_slot=1, n=2), is_own=True))
         assert puller.wanted() == Wanted(own=OWN_JOBS - 6, quick=QUICK_JOBS, interactive=1, bulk=2)
+
+
+async def test_bulk_in_slots_of_its_own_keeps_no_person_out(tmp_path: Path) -> None:
+    async with pulling(BusSettings(redis_url=f"unix://{tmp_path}/nobody.sock"), n_slots=2) as (puller, held):
+        for slot in (0, 1):
+            held.add(claimed(slot, Completion(prompts=("a",), id_slot=slot), is_own=True, lane=Lane.BULK))
+        assert (puller.wanted().interactive, puller.wanted().bulk) == (2, 1)
+        held.add(claimed(2, Completion(prompts=("a",), id_slot=0), is_own=True))
+        assert (puller.wanted().interactive, puller.wanted().bulk) == (1, 1), "one of bulk waits for a person's slot"
+
+
+@pytest.mark.parametrize(
+    ("lane", "of_the_other", "free"),
+    [
+        (Lane.INTERACTIVE, Lane.INTERACTIVE, (1, 2)),
+        (Lane.BULK, Lane.INTERACTIVE, (1, 2)),
+        (Lane.BULK, Lane.BULK, (2, 2)),
+        (Lane.INTERACTIVE, Lane.BULK, (1, 1)),  # a person has the slot of bulk at once
+    ],
+)
+async def test_who_waits_for_a_slot_that_another_has_keeps_nobody_out_of_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lane: Lane, of_the_other: Lane, free: tuple[int, int]
+) -> None:
+    running = SlotSnapshot(0, is_processing=True, n_ctx=64, job_id="job_0_1")
+    monkeypatch.setattr(ScriptedEngine, "snapshot", lambda _: EngineSnapshot(slots=(running,)))
+    async with pulling(BusSettings(redis_url=f"unix://{tmp_path}/nobody.sock"), n_slots=2) as (puller, held):
+        held.add(claimed(1, Completion(prompts=("a",)), lane=of_the_other))
+        held.add(claimed(2, Completion(prompts=("a",), id_slot=0), is_own=True, lane=lane))
+        assert (puller.wanted().interactive, puller.wanted().bulk) == free
 
 
 async def test_what_waits_for_a_busy_slot_keeps_no_quick_work_out(tmp_path: Path) -> None:
@@ -135,8 +166,10 @@ async def test_a_job_larger_than_its_worker_lets_one_other_in(tmp_path: Path) ->
 
 async def test_no_more_bulk_is_wanted_while_some_is_parked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with pulling(BusSettings(redis_url=f"unix://{tmp_path}/nobody.sock"), n_slots=4) as (puller, _):
-        monkeypatch.setattr(ScriptedEngine, "snapshot", lambda _: EngineSnapshot(n_parked=1))
+        monkeypatch.setattr(ScriptedEngine, "snapshot", lambda _: EngineSnapshot(n_parked=1, n_parked_for_any=1))
         assert puller.wanted() == Wanted(own=OWN_JOBS, quick=QUICK_JOBS, interactive=4, bulk=0)
+        monkeypatch.setattr(ScriptedEngine, "snapshot", lambda _: EngineSnapshot(n_parked=1))
+        assert puller.wanted().bulk == 5, "what waits for a slot of its own goes into no other"
 
 
 async def test_while_people_have_all_slots_bulk_is_claimed_at_intervals_alone(tmp_path: Path) -> None:

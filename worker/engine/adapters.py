@@ -77,14 +77,13 @@ class Adapters:
     def set_defaults(self, named: Sequence[Adapter]) -> Scales:
         """From now on requests that name no adapters get these. InvalidRequest, and then all stays as it is."""
         scales = self.scales(named)
-        self._change(Defaults(scales, time.time()))
+        with self._lock:  # later than those that were taken over, from a clock that may be ahead of ours
+            self._defaults = Defaults(scales, max(time.time(), math.nextafter(self._defaults.set_at, math.inf)))
+        self.on_change()
         return scales
 
     def adopt(self, defaults: Defaults) -> None:
         """Have the same defaults as another worker with the same adapters, unless ours were set later."""
-        self._change(defaults)
-
-    def _change(self, defaults: Defaults) -> None:
         with self._lock:
             if defaults.set_at < self._defaults.set_at:
                 return

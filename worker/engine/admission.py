@@ -53,8 +53,7 @@ class Launching(Protocol):
 class Admission:
     """The sequences that run, those that are parked, and the tasks that wait.
 
-    For the decode thread; `slots`, `n_waiting`, `n_parked` and `stuck` may be read from any. Its lists are written here
-    alone.
+    For the decode thread; `slots`, `stuck` and the counts may be read from any. Its lists are written here alone.
     """
 
     def __init__(self, cells: Cells, launcher: Launching, n_slots: int, ageing: Ageing) -> None:
@@ -77,6 +76,11 @@ class Admission:
     @property
     def n_parked(self) -> int:
         return len(self._room.parked)
+
+    @property
+    def n_parked_for_any(self) -> int:
+        """Of those, who would go on in any slot."""
+        return sum(sequence.task.slot is None for sequence in list(self._room.parked))
 
     def stuck(self) -> tuple[Stuck, ...]:
         """Bulk that has no slot."""

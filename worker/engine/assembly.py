@@ -70,7 +70,7 @@ def assemble(config: EngineConfig, open_context: OpenContext, watch: LoadWatch, 
     if config.warms_up:
         context.warm_up()
     vision = None
-    if config.projector is not None:
+    if config.projector is not None and context.can_generate:
         vision = resources.enter_context(Vision(Projector.load(model, config.projector), context.n_ubatch))
     lexicon = model.lexicon()
     grammars = resources.enter_context(Grammars(lexicon))

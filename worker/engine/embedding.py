@@ -68,6 +68,8 @@ class Embedder:
         self._config = config
         self._open_context = open_context
         self._context: Context | None = None
+        self._is_lost = False
+        """The context was closed and could not be had again."""
         self._shares = False
         self._parts: _Parts | None = None
 
@@ -89,18 +91,19 @@ class Embedder:
         return None
 
     def open(self) -> Context:
-        """The context, the same one from the first call on. LoadFailed."""
+        """The context, the same one from the first call on. LoadFailed; then it may be tried again."""
         if self._context is None:
             context = self._open_context(self._model, self._params())
             if self.rules.comes_in_parts and not context.can_go_on:
                 context.close()
-                raise LoadFailed(
-                    "the model's texts cannot be computed in parts: --ctx-size must be --ubatch-size at most"
-                )
+                raise LoadFailed("its texts cannot be computed in parts, and --ctx-size leaves more to a slot than -ub")
             if self.rules.reranks and not self._model.facts.has_classifier:
                 log.warning("the model does not say that it was made to rerank: its scores may mean nothing")
             self._context = context
             self._shares = self._is_to_share or self._can_share(context)
+        elif self._is_lost:
+            self._context.reopen()
+            self._is_lost = False
         return self._context
 
     def _params(self) -> ContextParams:
@@ -135,7 +138,7 @@ class Embedder:
         try:
             context = self.open()
         except LoadFailed as error:
-            return [(task, Failure.of(NotSupported(f"this model gives no embeddings: {error}"))) for task in tasks]
+            return [(task, self._without_context(error)) for task in tasks]
         context.adapt(tasks[0].scales)
         if self._comes_in_parts(tasks[0]):
             result = self._next_part(context, tasks[0])
@@ -148,6 +151,11 @@ class Embedder:
         if isinstance(rows, DecodeFailed):
             return [(task, Failure.of(EngineFailed(rows.reason))) for task in tasks]
         return [(task, self._result(task, each)) for task, each in zip(tasks, rows, strict=True)]
+
+    def _without_context(self, error: LoadFailed) -> Failure:
+        if self._context is None:
+            return Failure.of(NotSupported(f"this model gives no embeddings: {error}"))
+        return Failure.of(EngineFailed(str(error)))
 
     def forget(self, is_going: Callable[[EmbedTask], bool]) -> None:
         """Nobody waits any more for those."""
@@ -198,6 +206,7 @@ class Embedder:
         try:
             context.reopen()
         except LoadFailed as error:
+            self._is_lost = True
             return DecodeFailed(str(error))
         return None
 
@@ -226,7 +235,7 @@ class Embedder:
 
     def _end_parts(self) -> None:
         self._parts = None
-        if self._context is not None:
+        if self._context is not None and not self._is_lost:
             self._context.truncate(LONG, 0)
 
     def _result(self, task: EmbedTask, rows: Floats) -> Result:

@@ -170,6 +170,7 @@ class Engine:
             slots=tuple(slots),
             n_waiting=self._admission.n_waiting + len(self._to_embed) + len(self._desk) + len(self._inbox),
             n_parked=self._admission.n_parked,
+            n_parked_for_any=self._admission.n_parked_for_any,
             stuck=self._admission.stuck(),
             batch=batch,
             steps=meter.steps,

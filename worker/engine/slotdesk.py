@@ -31,6 +31,8 @@ class SlotDesk:
         self._cells = cells
         self._admission = admission
         self._waiting: list[_Waiting] = []
+        self._restored: dict[int, Resident] = {}
+        """What was put into each slot last."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -45,13 +47,14 @@ class SlotDesk:
         return going
 
     def serve(self) -> list[Ended]:
-        """Do what can be done now. Those of one slot are served in their order."""
+        """Do what can be done now. Those of one slot are served in their order: whom the first waits for, the others
+        wait for too."""
         ended: list[Ended] = []
         left: list[_Waiting] = []
         for each in self._waiting:
             task, since = each
             is_free = self._admission.holder(task.slot) is None and not self._admission.is_awaited(task.slot, since)
-            if not is_free or any(other.task.slot == task.slot for other in left):
+            if not is_free:
                 left.append(each)
             elif said := self._do(task):
                 ended.append((task.key, said))
@@ -78,7 +81,7 @@ class SlotDesk:
         raise AssertionError(task)
 
     def _take(self, slot: int) -> SlotState | Failure:
-        resident = max(self._cells.of_slot(slot), key=lambda each: each.stamp, default=Resident())
+        resident = self._last_of(slot)
         if resident.spans:
             return Failure.of(InvalidRequest("Unable to save slot: it holds an image, which no file can keep"))
         n_tokens = resident.n_cached
@@ -99,15 +102,21 @@ class SlotDesk:
                 self._cells.bring_in(resident, saved.state)
             except StateRefused as refused:
                 return Failure.of(InvalidRequest(f"Unable to restore slot: {refused}"))
+            self._restored[slot] = resident
         for resident in before:
             self._cells.evict(resident)
         return None
 
+    def _last_of(self, slot: int) -> Resident:
+        """Who was there last, whatever is left of it in the cache: not one before it of which there is more."""
+        sequence, restored = self._admission.slots[slot], self._restored.get(slot)
+        candidates = [sequence.resident] if sequence else []
+        return max([*candidates, *([restored] if restored else [])], key=lambda each: each.stamp, default=Resident())
+
     def _drop(self, slot: int) -> int:
-        """Returns how many tokens it had."""
-        residents = self._cells.of_slot(slot)
-        n_tokens = sum(resident.n_cached for resident in residents)
-        for resident in residents:
+        """Returns how many tokens it had: those before it mostly had the same."""
+        n_tokens = self._last_of(slot).n_cached
+        for resident in self._cells.of_slot(slot):
             self._cells.evict(resident)
         return n_tokens
 

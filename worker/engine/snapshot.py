@@ -82,6 +82,8 @@ class EngineSnapshot:
     """Tasks that are in the engine and have no slot yet, embeddings included."""
     n_parked: int = 0
     """Sequences that gave their slot to a person, or their cells to others, and wait for another."""
+    n_parked_for_any: int = 0
+    """Of those, who would go on in any slot."""
     stuck: tuple[Stuck, ...] = ()
     """Of those two, all of bulk, embeddings left out."""
     batch: BatchSnapshot = BatchSnapshot()

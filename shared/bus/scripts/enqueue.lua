@@ -61,7 +61,7 @@ redis.call('HSET', load, of_queue, (counts[9] or 0) + 1, of_tenant, ahead + 1, t
 redis.call(
   'HSET', job, 'status', 'queued', 'job', request, 'version', version, 'body', body, 'endpoint', endpoint,
   'metadata', metadata, 'durable', durable, 'model', model, 'lane', lane, 'queue', queue, 'tenant', tenant,
-  'home', home, 'cost', cost, 'slots', slots, 'stream', stream, 'entry', entry, 'ticket', ticket, 'attempts', 0, 'deaths', 0,
+  'cost', cost, 'slots', slots, 'stream', stream, 'entry', entry, 'ticket', ticket, 'attempts', 0, 'deaths', 0,
   'epoch', 0, 'events', 0, 'created_ms', now, 'deadline_ms', deadline, 'keep_ms', keep_ms, 'log_keep_ms', log_keep_ms)
 redis.call('PEXPIREAT', job, deadline + keep_ms)
 if slots > 1 then
@@ -86,6 +86,7 @@ if durable == '1' then
 end
 
 if is_own then
+  redis.call('HSET', job, 'home', home)
   -- The stream goes with its last job, should the worker never come back.
   keep_until(stream, deadline + keep_ms)
   redis.call('SADD', owners, string.match(stream, ':q:@(.*)$'))

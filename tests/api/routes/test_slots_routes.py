@@ -88,6 +88,18 @@ async def test_without_a_folder_it_is_off_whatever_is_asked(settings: ApiSetting
     assert not worker.taken
 
 
+@pytest.mark.parametrize(
+    ("status", "message"), [("loading", "Loading model"), ("draining", "No worker serves 'tiny' now")]
+)
+async def test_while_no_worker_is_ready_it_is_a_503(
+    settings: ApiSettings, first: ScriptedWorker, status: str, message: str
+) -> None:
+    await first.announce(status)
+    async with serve(settings) as api:
+        answered, answer = await act(api, "0", "?action=erase")
+    assert (answered, answer["error"]["message"]) == (503, message)
+
+
 async def test_the_model_is_named_in_the_body_or_behind_the_path(
     settings: ApiSettings, bus: Bus, first: ScriptedWorker
 ) -> None:

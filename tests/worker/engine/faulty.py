@@ -60,6 +60,7 @@ class FaultyContext(Context):
         assert self.faults is not None
         self.faults.n_openings += 1
         if self.faults.n_openings > self.faults.n_good_openings:
+            self.close()
             raise LoadFailed("there is no memory for it")
         faults, self.faults = self.faults, None  # it is warmed up in there
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -260,6 +261,16 @@ def test_scales_that_were_set_later_stay() -> None:
     adapters.adopt(Defaults((0.75,), set_at=200.0))
     assert told == [(0.25,), (0.5,)]
     assert adapters.defaults.scales == (0.5,)
+
+
+def test_what_is_set_counts_though_what_was_taken_over_comes_from_a_clock_that_is_ahead() -> None:
+    adapters = Adapters([AdapterFile(Path("a"))])
+    ahead = Defaults((0.25,), set_at=time.time() + 3600)
+    adapters.adopt(ahead)
+    for scale in (0.5, 0.75):
+        assert adapters.set_defaults([Adapter(id=0, scale=scale)]) == adapters.defaults.scales == (scale,)
+    adapters.adopt(ahead)
+    assert adapters.defaults.scales == (0.75,)
 
 
 @pytest.mark.parametrize("scales", [(), (1.0,), (1.0, 1.0, 1.0), (float("nan"), 0.0)])

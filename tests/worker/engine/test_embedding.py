@@ -168,6 +168,26 @@ def test_without_pooling_each_token_has_its_vector_as_it_is(byte_model: Path) ->
     assert not np.allclose(np.linalg.norm(rows["norm 2"], axis=1), 1)
 
 
+def test_vectors_of_tokens_are_their_own_inputs_when_many_share_a_decode(byte_model: Path) -> None:
+    endings, decodes = embedded_together(byte_model, pooling="none")
+    assert [decode.n_tokens for decode in decodes] == [sum(SIZES)]
+    rows = [ending.rows() for ending in endings if isinstance(ending, Vector)]
+    assert [len(each) for each in rows] == list(SIZES)
+    with Recorded(config(byte_model, pooling="none")) as engine:
+        for at, tokens in enumerate(some_inputs()):
+            engine.submit(embed(f"in{at}", tokens))
+            assert vector(engine, f"in{at}").reshape(rows[at].shape) == pytest.approx(rows[at], abs=1e-5)
+
+
+@pytest.mark.parametrize("n_ubatch", [1, 33, 501])
+def test_a_ubatch_may_have_any_size(byte_model: Path, n_ubatch: int) -> None:
+    """llama.cpp ends the process where sequences do not divide it, and it pools by the mean."""
+    with Recorded(config(byte_model, n_batch=512, n_ubatch=n_ubatch)) as engine:
+        engine.submit(embed("fits", [65] * n_ubatch), embed("long", [65] * (n_ubatch + 1)))
+        assert vector(engine, "fits").shape == (64,)
+        assert f"{n_ubatch} (n_ubatch)" in failure(engine, "long").message
+
+
 def test_a_score_is_what_the_classifier_makes_of_the_first_token(reranker_model: Path) -> None:
     weights = {tensor.name: tensor.data for tensor in gguf.GGUFReader(reranker_model).tensors}
     with Recorded(config(reranker_model, pooling="cls")) as engine:
@@ -259,11 +279,14 @@ def test_a_long_input_that_is_cancelled_between_its_parts_leaves_nothing_behind(
             engine.engine.cancel("gone")
         return None
 
-    with Recorded(config(byte_model, **LONG), open_context=Faults(cancel).open) as engine:
+    faults = Faults(cancel)
+    with Recorded(config(byte_model, **LONG), open_context=faults.open) as engine:
         engine.submit(embed("gone", first))
         assert failure(engine, "gone").code == "cancelled"
         engine.submit(embed("next", second))
         after = vector(engine, "next")
+        assert len(engine.events("gone")) == 1
+    assert faults.n_openings == 0  # nor had the context to be made anew
     with Recorded(config(byte_model, **LONG)) as engine:
         engine.submit(embed("next", second))
         assert vector(engine, "next") == pytest.approx(after, abs=1e-6)
@@ -300,6 +323,19 @@ def test_an_input_that_fails_is_tried_once_more_and_then_fails_alone(byte_model:
         first, last = vector(engine, "in0"), vector(engine, "in2")
         assert failure(engine, "in1").code == "engine_failed"
     assert first == pytest.approx(last, abs=1e-6)
+
+
+@pytest.mark.parametrize("length", [5, 300])
+def test_a_context_that_cannot_be_had_again_is_tried_for_again_with_each_input(byte_model: Path, length: int) -> None:
+    faults = Faults(lambda decode: Fault(-3) if len(faults.decodes) == 1 else None, n_good_openings=0)
+    with Recorded(config(byte_model, **LONG, embedding_batch="off"), open_context=faults.open) as engine:
+        for name in ("first", "second"):
+            engine.submit(embed(name, [65] * length))
+            assert failure(engine, name).message == "there is no memory for it"
+        faults.n_good_openings = 1000
+        engine.submit(embed("third", [65] * length))
+        assert vector(engine, "third").shape == (64,)
+    assert faults.n_openings == 3
 
 
 def test_a_worker_that_only_embeds_has_no_context_to_generate_with(byte_model: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from shared.events import Failure, SlotReport
 from shared.jobs import SlotAction
-from tests.models import write_byte_model, write_recurrent_model, write_sliding_model
+from tests.models import write_byte_model, write_recurrent_model, write_sliding_model, write_two_dimensional_model
 from tests.worker.engine.harness import EXACT, Recorded, config
 from worker.engine import SequenceKey
 from worker.slotfiles import SlotFiles, SlotFolder
@@ -72,6 +72,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "attention": write_byte_model(folder / "bytes.gguf"),
         "recurrent": write_recurrent_model(folder / "recurrent.gguf"),
         "sliding": write_sliding_model(folder / "sliding.gguf"),
+        "two dimensions": write_two_dimensional_model(folder / "two.gguf"),
         "stranger": write_byte_model(folder / "stranger.gguf", seed=1),
     }
 

@@ -81,7 +81,7 @@ class Context:
     def close(self) -> None:
         if self._pointer:
             llama_cpp.llama_free(self._pointer)
-            self._pointer = None
+            self._pointer = self._memory = None
 
     def __enter__(self) -> Self:
         return self
