@@ -153,9 +153,16 @@ class Fleet:
         return [(worker, slot) for worker in self.workers for slot in worker.slots]
 
     def serving(self) -> dict[str, ModelCard]:
-        """The models that live workers have loaded; without any, those served lately, whose jobs wait."""
+        """The models that live workers have loaded; without any, those that they load; without any, those served
+        lately, whose jobs wait. What never could be loaded counts only where there is nothing else."""
         loaded = {worker.model.name: worker.model for worker in self.workers if worker.status in ("ready", "draining")}
-        return loaded or self.models
+        coming = {
+            worker.model.name: self.models.get(worker.model.name, worker.model)
+            for worker in self.workers
+            if worker.status == "loading"
+        }
+        known = {name: card for name, card in self.models.items() if card.n_vocab}
+        return loaded or coming or known or self.models
 
     async def resolve(self, asked: str | None) -> str:
         """The model that a request is for.

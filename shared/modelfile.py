@@ -46,6 +46,9 @@ def check_file(path: Path) -> None:
 def check_kind(path: Path, flag: str, what: str) -> None:
     """LoadFailed when what a flag names is missing, unreadable or no GGUF file."""
     try:
+        if not (path.is_file() or path.is_dir()) and path.exists():
+            # A pipe would be waited for, by whoever opens it, for ever; and llama.cpp goes back and forth in a file.
+            raise LoadFailed(f"cannot read the {what} {path}: not a file")
         with path.open("rb") as file:
             magic = file.read(4)
     except OSError as error:

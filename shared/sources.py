@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
-from pydantic import PrivateAttr, SecretStr, ValidationError
+from pydantic import PrivateAttr, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings.sources import InitSettingsSource
 
@@ -114,6 +114,15 @@ class Settings(BaseSettings):
         except ConfigError as error:
             raise ConfigError(settings.blame(str(error))) from None
         return settings
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _check_for_nul(cls, value: Any) -> Any:
+        """Only a file can have one: no path may, nor may a variable of a child."""
+        texts = value if isinstance(value, list | tuple) else (value,)
+        if any("\0" in str(text) for text in texts if isinstance(text, str | Path)):
+            raise ValueError("must not have a NUL in it")
+        return value
 
     def check(self) -> None:
         """Raise ConfigError for what does not go together."""

@@ -31,6 +31,19 @@ CHATML = (
 """What models without a template get, as in llama.cpp."""
 
 
+RENDERING = (
+    jinja2.TemplateError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    MemoryError,
+)
+"""What a template may raise when it is rendered."""
+
+
 class Stretch(NamedTuple):
     """A piece of the rendered text; `is_user` when it came from a message's content."""
 
@@ -89,6 +102,8 @@ class ChatTemplate(Template):
             self._template = environment.from_string(self.source)
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"the chat template does not compile: {error.message}") from None
+        except (RecursionError, SyntaxError, MemoryError):  # Python's own compiler has limits, too
+            raise ValueError("the chat template does not compile: it is nested too deeply") from None
 
     def _render(self, chat: Chat, messages: list[dict[str, Any]]) -> str:
         try:
@@ -102,7 +117,7 @@ class ChatTemplate(Template):
                     "add_generation_prompt": chat.add_generation_prompt,
                 }
             )
-        except (jinja2.TemplateError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        except RENDERING as error:
             raise InvalidRequest(
                 f"the model's chat template refuses these messages: {error}", param="messages"
             ) from None

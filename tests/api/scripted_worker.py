@@ -52,11 +52,10 @@ def card(name: str, **more: Any) -> ModelCard:
         path=f"{name}.gguf",
         n_ctx=N_CTX,
         n_ctx_train=N_CTX,
-        n_vocab=100,
         n_embd=4,
         n_params=1,
         size=1,
-        **more,
+        **{"n_vocab": 100, **more},
     )
 
 

@@ -111,6 +111,8 @@ def test_a_wrong_flag_is_one_sentence_that_names_it(
         ("port = ", "is not valid TOML"),
         ("worker = 5", "worker must be a table, [worker]"),
         ("port = 'x'", "other.toml: port: input should be a valid integer"),
+        ('host = "a\\u0000b"', "other.toml: host: must not have a NUL in it"),
+        ('allow_hosts = ["a", "a\\u0000b"]', "other.toml: allow_hosts: must not have a NUL in it"),
     ],
 )
 def test_a_wrong_file_is_one_sentence_that_names_it(elsewhere: Path, content: str, said: str) -> None:

@@ -36,6 +36,7 @@ def test_a_missing_content_is_empty() -> None:
         "{{ messages[0]['nothing']['below'] }}",
         "{{ messages + 1 }}",
         "{{ 1 / 0 }}",
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
         "{{ messages[0].__class__.__mro__ }}",
         "{{ ''.__class__.__base__.__subclasses__() }}",
     ],
@@ -106,6 +107,12 @@ def test_a_template_can_be_given_as_text_and_as_a_file(tmp_path: Path) -> None:
     ("settings", "said"),
     [
         ({"chat_template": "{% for x in %}"}, "--chat-template: the chat template does not compile"),
+        (
+            {"chat_template": "{{" + "(" * 3000 + ")" * 3000 + "}}"},
+            "--chat-template: the chat template does not compile",
+        ),
+        ({"chat_template": "{{" + "+1" * 9000 + "}}"}, "--chat-template: the chat template does not compile"),
+        ({"chat_template": "{% if 1 %}" * 99 + "{% endif %}" * 99}, "--chat-template: the chat template does not"),
         ({"chat_template": "lama3"}, "--chat-template: 'lama3' is neither Jinja nor one of "),
         ({"chat_template_file": "none.jinja"}, "--chat-template-file: cannot read none.jinja: no such file"),
     ],

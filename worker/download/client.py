@@ -125,12 +125,20 @@ def _trouble(error: Exception) -> str:
 def _next(url: URL, response: aiohttp.ClientResponse) -> URL:
     target = None
     with contextlib.suppress(ValueError):
-        target = url.join(URL(response.headers.get("Location", ""), encoded=True))  # signed: not a letter may change
-    if target is None or target.scheme not in ("http", "https") or not target.host:
+        if location := response.headers.get("Location"):
+            target = _joined(url, URL(location, encoded=True))  # signed: not a letter may change
+    if target is None:
         raise DownloadFailed(f"{url.host} redirects to nowhere")
     if url.scheme == "https" and target.scheme == "http":
         raise DownloadFailed(f"{url.host} redirects to an address without TLS, {target.host}")
     return target
+
+
+def _joined(url: URL, target: URL) -> URL | None:
+    """Where a server sends us; None where nobody can be asked. ValueError for what is no URL, found out only when a
+    part of it is looked at."""
+    joined = url.join(target)
+    return joined if joined.scheme in ("http", "https") and joined.host and joined.port else None
 
 
 def _linked(response: aiohttp.ClientResponse) -> str:
@@ -144,7 +152,11 @@ def _next_page(url: URL, answer: Answer) -> URL | None:
     target = next((part.partition(">")[0] for part in links.split("<")[1:] if 'rel="next"' in part), None)
     if target is None:
         return None
-    following = url.join(URL(target))
+    following = None
+    with contextlib.suppress(ValueError):
+        following = _joined(url, URL(target))
+    if following is None:
+        raise DownloadFailed(f"{url.host} goes on listing nowhere")
     if following.origin() != url.origin():
         raise DownloadFailed(f"{url.host} goes on listing at another host, {following.host}")
     return following

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import SecretStr
 from yarl import URL
 
 from shared.settings import ConfigError, WorkerSettings
@@ -58,7 +59,7 @@ def _model(settings: WorkerSettings) -> Source:
         try:
             return FromHub.of(settings.hf_repo, file=settings.hf_file, revision=settings.hf_revision)
         except ValueError as error:
-            raise ConfigError(f"--hf-repo: {error}") from None
+            raise ConfigError(str(error)) from None
     if settings.model_url:
         try:
             return FromUrl.of(settings.model_url, settings.model_sha256)
@@ -79,7 +80,10 @@ def _projector(settings: WorkerSettings) -> Source | None:
 
 
 def _terms(settings: WorkerSettings) -> Terms:
-    endpoint = URL(settings.hf_endpoint)
+    try:
+        endpoint = URL(settings.hf_endpoint)
+    except ValueError as error:
+        raise ConfigError(f"--hf-endpoint: {error}") from None
     if endpoint.scheme not in ("http", "https") or not endpoint.host:
         raise ConfigError("--hf-endpoint: a URL must begin with http:// or https:// and name a host")
     try:
@@ -89,8 +93,16 @@ def _terms(settings: WorkerSettings) -> Terms:
     return Terms(
         cache,
         endpoint,
-        settings.hf_token,
+        _token(settings),
         is_offline=settings.offline,
         has_bar=settings.log_format != "json" and sys.stderr.isatty(),
         wants_projector=settings.mmproj_auto and not (settings.mmproj or settings.mmproj_url),
     )
+
+
+def _token(settings: WorkerSettings) -> SecretStr | None:
+    """Without what a file that it was read from has behind it. ConfigError for what no header can hold."""
+    token = settings.hf_token.get_secret_value().strip() if settings.hf_token else ""
+    if not all("!" <= character <= "~" for character in token):
+        raise ConfigError("--hf-token: a token has neither spaces nor other characters than those of ASCII")
+    return SecretStr(token) if token else None

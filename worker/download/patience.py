@@ -31,13 +31,14 @@ class Patience:
 
     async def see_through(self, attempt: Callable[[], Awaitable[T]], progress: Callable[[], int] = lambda: 0) -> T:
         """What `attempt` gives once it is not Interrupted; DownloadFailed when it got nowhere too often."""
-        failed = 0
+        failed, furthest = 0, progress()
         while True:
-            before = progress()
             try:
                 return await attempt()
             except Interrupted as trouble:
-                failed = 1 if progress() > before else failed + 1
+                # Further than ever: who starts over each time, and gets now more, now less, gets nowhere.
+                failed = 1 if progress() > furthest else failed + 1
+                furthest = max(furthest, progress())
                 if failed >= self.attempts:
                     raise DownloadFailed(f"{trouble}; gave up after {failed} attempts") from trouble
                 wait_s = self._wait_s(failed, trouble)

@@ -147,15 +147,15 @@ class FromHub:
 
     @classmethod
     def of(cls, text: str, *, file: str = "", revision: str = "main") -> FromHub:
-        """From `USER/MODEL[:QUANT]`. ValueError."""
+        """From `USER/MODEL[:QUANT]`. ValueError, with the flag that is at fault."""
         repo, _, quant = text.partition(":")
         # What a hub allows; no name that starts with a dot or a dash, or has two of them, can be a path elsewhere.
         if re.fullmatch(r"(?=.{1,200}$)\w+(?:[.-]\w+)*/\w+(?:[.-]\w+)*", repo, re.ASCII) is None:
-            raise ValueError(f"{repo or 'nothing'} is no repository; it must be USER/MODEL[:QUANT]")
+            raise ValueError(f"--hf-repo: {repo or 'nothing'} is no repository; it must be USER/MODEL[:QUANT]")
         if file and not is_safe(file):
-            raise ValueError(f"{file} is no file of a repository")
+            raise ValueError(f"--hf-file: {file} is no file of a repository")
         if not is_safe(revision):
-            raise ValueError(f"{revision} is no revision")
+            raise ValueError(f"--hf-revision: {revision} is no revision")
         return cls(repo, quant, file, revision)
 
     @property
@@ -166,10 +166,12 @@ class FromHub:
     async def files(self, terms: Terms, on_progress: Callable[[float], None]) -> ModelFiles:
         cache = terms.cache
         async with Client.open(terms.token, terms.endpoint) as client:
-            commit, listed = await self._look(client, terms)
+            commit, listed, trouble = await self._look(client, terms)
             try:
                 parts = model_parts(listed, self.quant, self.file)
             except ValueError as error:
+                if trouble:  # what is here tells nothing of what the hub has
+                    raise DownloadFailed(f"{trouble}, and what is here of {self.repo} {error}") from None
                 raise DownloadFailed(f"{self.repo} {error}") from None
             projector = projector_of(listed, parts[0].path) if terms.wants_projector else None
             files = [*parts, *([projector] if projector else [])]
@@ -188,8 +190,8 @@ class FromHub:
         paths = [cache.path_of(self.repo, commit, file) for file in files]
         return ModelFiles(paths[0], paths[-1] if projector else None)
 
-    async def _look(self, client: Client, terms: Terms) -> tuple[str, Sequence[RemoteFile]]:
-        """The commit, and its files: as the hub has them, or, when it cannot be asked, those that are here."""
+    async def _look(self, client: Client, terms: Terms) -> tuple[str, Sequence[RemoteFile], str]:
+        """The commit, and its files: as the hub has them, or those that are here, and why the hub was not asked."""
         cache = terms.cache
         known = cache.commit(self.repo, self.revision)
         here = cache.files(self.repo, known) if known else []
@@ -204,12 +206,13 @@ class FromHub:
             else:
                 with contextlib.suppress(OSError):  # a cache that cannot be written may still have all
                     cache.remember(self.repo, self.revision, commit)
-                return commit, files
+                return commit, files, ""
         if known is None or not here:
             raise trouble
         if not terms.is_offline:
             log.warning("the hub cannot be asked; taking what is in the cache", reason=str(trouble), commit=known)
-        return known, here
+            return known, here, str(trouble)
+        return known, here, "--offline asks no hub"
 
 
 async def _sha256_of(path: Path) -> str:

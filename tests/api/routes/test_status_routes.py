@@ -181,6 +181,29 @@ async def test_one_model_answers_to_any_name_and_several_only_to_theirs(
             assert named.json()["model"] == "other" and len(other.taken) == 1
 
 
+async def test_the_model_that_is_being_loaded_answers_to_any_name_whatever_was_served_before(
+    settings: ApiSettings, bus: Bus
+) -> None:
+    await ScriptedWorker(bus, model="before", worker_id="w1").announce("ready")
+    await bus.presence.leave("w1")
+    await ScriptedWorker(bus, model="now", worker_id="w2").announce("loading", progress=0.5)
+    async with serve(settings) as api:
+        assert [model["id"] for model in (await api.client.get("/v1/models")).json()["data"]] == ["now"]
+        job = (await api.client.post("/v1/jobs", json={"endpoint": "/completion", "body": {"prompt": "say a"}})).json()
+        assert job["model"] == "now"
+
+
+async def test_a_name_that_never_could_be_loaded_stands_in_nobody_s_way(settings: ApiSettings, bus: Bus) -> None:
+    mistyped = ScriptedWorker(bus, model="mistyped", worker_id="w1", n_vocab=0)
+    await mistyped.announce("failed", failure="no such file")
+    async with serve(settings) as api:
+        assert [model["id"] for model in (await api.client.get("/v1/models")).json()["data"]] == ["mistyped"]
+    await ScriptedWorker(bus, worker_id="w2").announce("ready")
+    await bus.presence.leave("w2")
+    async with serve(settings) as api:
+        assert [model["id"] for model in (await api.client.get("/v1/models")).json()["data"]] == ["tiny"]
+
+
 async def test_a_model_whose_workers_are_away_is_not_answered_for_by_another(
     settings: ApiSettings, bus: Bus, worker: ScriptedWorker
 ) -> None:

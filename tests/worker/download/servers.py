@@ -127,6 +127,8 @@ class HubServer:
         """Needed for everything, if set."""
         self.is_gated = False
         self.page = 1000
+        self.next_page = ""
+        """Instead of the true one."""
         self.faults: list[int] = []
         """Statuses of the requests to come."""
         self.visits: list[web.Request] = []
@@ -179,8 +181,9 @@ class HubServer:
             for path in paths
         ]
         headers = {}
-        if first + self.page < len(self.paths):
-            headers["Link"] = f'<{request.url.update_query(cursor=first + self.page)}>; rel="next"'
+        if self.next_page or first + self.page < len(self.paths):
+            following = self.next_page or request.url.update_query(cursor=first + self.page)
+            headers["Link"] = f'<{following}>; rel="next"'
         return web.Response(text=json.dumps(listing), content_type="application/json", headers=headers)
 
     async def resolve(self, request: web.Request) -> web.Response:

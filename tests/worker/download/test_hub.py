@@ -152,7 +152,21 @@ async def test_what_is_here_serves_when_the_hub_does_not(hub: HubServer, terms: 
     found = await fetch(terms)
     hub.faults = [500] * 4
     assert await fetch(terms) == found
-    assert "has no model Q2_K" in await refusal(replace(terms, is_offline=True), f"{REPO}:Q2_K")
+
+
+async def test_of_what_the_hub_has_nothing_is_claimed_when_it_was_not_asked(hub: HubServer, terms: Terms) -> None:
+    await fetch(terms)
+    here = f"and what is here of {REPO} has no model Q2_K in GGUF; there are {MODEL}"
+    assert await refusal(replace(terms, is_offline=True), f"{REPO}:Q2_K") == f"--offline asks no hub, {here}"
+    hub.faults = [500] * 4
+    said = await refusal(terms, f"{REPO}:Q2_K")
+    assert said == f"127.0.0.1 answers with status 500; gave up after 2 attempts, {here}"
+
+
+@pytest.mark.parametrize("page", ["http://[::1", "http://h:99999/", "file:///etc/passwd"])
+async def test_a_list_that_goes_on_nowhere_is_one_sentence(hub: HubServer, terms: Terms, page: str) -> None:
+    hub.next_page = page
+    assert await refusal(terms) == "127.0.0.1 goes on listing nowhere"
 
 
 async def test_offline_asks_nobody(hub: HubServer, terms: Terms) -> None:

@@ -35,10 +35,14 @@ def test_the_model_has_a_name_before_it_is_here(tmp_path: Path, settings: dict[s
     [
         ({}, "which model"),
         ({"hf_repo": "model"}, "--hf-repo: model is no repository; it must be USER/MODEL"),
-        ({"hf_repo": "a/b", "hf_file": "../c"}, "--hf-repo: ../c is no file"),
+        ({"hf_repo": "a/b", "hf_file": "../c"}, "^--hf-file: ../c is no file"),
+        ({"hf_repo": "a/b", "hf_revision": "../c"}, "^--hf-revision: ../c is no revision"),
         ({"model_url": "m.gguf"}, "--model-url: a URL must begin with"),
         ({"model": "m.gguf", "mmproj_url": "ftp://h/m"}, "--mmproj-url: a URL must begin with"),
         ({"hf_repo": "a/b", "hf_endpoint": "hub"}, "--hf-endpoint: a URL must begin with"),
+        ({"hf_repo": "a/b", "hf_endpoint": "http://[h"}, "--hf-endpoint: "),
+        ({"hf_repo": "a/b", "hf_endpoint": "http://h:99999"}, "--hf-endpoint: "),
+        ({"hf_repo": "a/b", "hf_token": "one\ntwo"}, "--hf-token: a token has neither spaces"),
     ],
 )
 def test_what_cannot_be_meant_is_said_before_anybody_is_asked(
@@ -46,6 +50,11 @@ def test_what_cannot_be_meant_is_said_before_anybody_is_asked(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         order(tmp_path, **settings)
+
+
+def test_a_token_is_taken_without_the_line_break_of_its_file(tmp_path: Path) -> None:
+    token = order(tmp_path, hf_repo="a/b", hf_token="hf_secret\n").terms.token
+    assert token is not None and token.get_secret_value() == "hf_secret"
 
 
 async def test_a_file_of_this_machine_is_left_where_it_is(tmp_path: Path) -> None:

@@ -314,6 +314,15 @@ async def test_a_host_that_is_not_there_is_one_sentence(terms: Terms) -> None:
     assert said == "127.0.0.1 cannot be reached: Connection refused; gave up after 4 attempts"
 
 
+async def test_whoever_gets_now_more_now_less_and_never_further_gives_up(
+    files: Files, content: bytes, terms: Terms
+) -> None:
+    files.has_ranges = False
+    files.faults = [Fault(cut_after=n_bytes) for n_bytes in (200_000, 100_000) * 9]
+    assert "gave up after 4 attempts" in await refusal(source(files), terms)
+    assert len(files.gets) <= 8, "cuts are not to the byte"
+
+
 async def test_a_connection_that_breaks_off_is_said_so(files: Files, content: bytes, terms: Terms) -> None:
     files.faults = [Fault(cut_after=0)] * 9
     assert "broke the connection off; gave up after 4 attempts" in await refusal(source(files), terms)
@@ -324,8 +333,9 @@ async def test_a_connection_that_breaks_off_is_said_so(files: Files, content: by
     [
         ("/" + PATH, "redirects without end"),
         ("file:///etc/passwd", "redirects to nowhere"),
-        ("", "redirects without end"),
+        ("", "redirects to nowhere"),
         ("http://[::1", "redirects to nowhere"),
+        ("http://h:99999/m.gguf", "redirects to nowhere"),
     ],
 )
 async def test_a_redirect_that_leads_nowhere_is_one_sentence(

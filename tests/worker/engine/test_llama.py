@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +24,17 @@ def ids(n: int, first: int = 65) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     return (np.arange(n, dtype=np.int32) % 26 + first).astype(np.int32)
 
 
-def test_a_missing_file_a_folder_and_a_stranger_are_one_sentence(tmp_path: Path) -> None:
+def test_a_missing_file_a_folder_a_stranger_and_a_pipe_are_one_sentence(tmp_path: Path) -> None:
     text = tmp_path / "text.gguf"
     text.write_text("no model")
-    for path, reason in ((tmp_path / "none.gguf", "no such file"), (tmp_path, "directory"), (text, "not a GGUF")):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)  # whoever opened it would wait for ever
+    for path, reason in (
+        (tmp_path / "none.gguf", "no such file"),
+        (tmp_path, "directory"),
+        (text, "not a GGUF"),
+        (pipe, "not a file"),
+    ):
         with pytest.raises(LoadFailed, match=reason) as failure:
             Model.load(path)
         assert str(path) in str(failure.value)
