@@ -328,6 +328,9 @@ class SetAdapters(Wire):
     kind: Literal["set_adapters"] = "set_adapters"
     adapters: tuple[Adapter, ...]
     """0 for those that are not named."""
+    set_at: float = 0.0
+    """Unix seconds, the same for all workers that are asked: two changes at once may come to them in different orders,
+    and the later one is to count everywhere. 0: when it comes."""
 
 
 QuickRequest = Tokenize | Detokenize | ApplyTemplate | SlotAction | SetAdapters

@@ -133,8 +133,9 @@ class Registrar:
                 return Intake(self._accepted(len(tokens)), answer=Text(text=self._model.detokenize(tokens)))
             case ApplyTemplate(chat=chat):
                 return Intake(self._accepted(0), answer=Text(text=self._rendered(chat)))
-            case SetAdapters(adapters=adapters):
-                return Intake(self._accepted(0), answer=AdapterScales(scales=self._adapters.set_defaults(adapters)))
+            case SetAdapters(adapters=adapters, set_at=set_at):
+                scales = self._adapters.set_defaults(adapters, set_at)
+                return Intake(self._accepted(0), answer=AdapterScales(scales=scales))
             case SlotAction():
                 return self._slot_action(claimed, job.request)
 

@@ -5,6 +5,8 @@ Scales are those of a model, on all its workers: what sets them asks each one, a
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,11 +53,14 @@ async def change(request: Request) -> ASGIApp:
     model = await fleet.resolve_staffed(asked)
     workers = fleet.staff(model)
     _check_ids(adapters, workers)
+    # Later than what was set by a clock that is ahead of ours.
+    before = max((worker.model.adapters_set_at for worker in workers), default=0.0)
+    set_at = max(time.time(), math.nextafter(before, math.inf))
     jobs = [
         Job(
             id=context.bus.queue.new_job_id(None, tenant),
             model=model,
-            request=SetAdapters(adapters=adapters),
+            request=SetAdapters(adapters=adapters, set_at=set_at),
             tenant=tenant,
             deadline_s=context.settings.deadline_s,
             endpoint=request.url.path,

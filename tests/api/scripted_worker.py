@@ -73,6 +73,7 @@ class ScriptedWorker:
         self.taken: list[str] = []
         self.scales: tuple[float, ...] | None = None
         """Of adapters, as they were set last."""
+        self.scales_set_at = 0.0
         self._changed = asyncio.Condition()
         self._running: dict[str, asyncio.Task[None]] = {}
 
@@ -161,6 +162,7 @@ class Performance:
             return Finished(status="succeeded", parts=tuple(scores(request)))
         if isinstance(request, SetAdapters):
             self.worker.scales = tuple(adapter.scale for adapter in request.adapters)
+            self.worker.scales_set_at = request.set_at
             return Finished(status="succeeded", parts=(AdapterScales(scales=self.worker.scales),))
         if isinstance(request, SlotAction):
             report = SlotReport(index=0, n_tokens=10 + request.slot, n_bytes=1000, ms=1.5)

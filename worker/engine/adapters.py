@@ -74,21 +74,34 @@ class Adapters:
             scales[adapter.id] = scale
         return tuple(scales)
 
-    def set_defaults(self, named: Sequence[Adapter]) -> Scales:
-        """From now on requests that name no adapters get these. InvalidRequest, and then all stays as it is."""
+    def set_defaults(self, named: Sequence[Adapter], set_at: float = 0.0) -> Scales:
+        """From now on requests that name no adapters get these, unless what they get was set later than `set_at`; 0:
+        now. InvalidRequest, and then all stays as it is."""
         scales = self.scales(named)
-        with self._lock:  # later than those that were taken over, from a clock that may be ahead of ours
-            self._defaults = Defaults(scales, max(time.time(), math.nextafter(self._defaults.set_at, math.inf)))
-        self.on_change()
+        self._change(scales, set_at)
         return scales
 
     def adopt(self, defaults: Defaults) -> None:
         """Have the same defaults as another worker with the same adapters, unless ours were set later."""
+        self._change(*defaults)
+
+    def _change(self, scales: Scales, set_at: float) -> None:
         with self._lock:
-            if defaults.set_at < self._defaults.set_at:
+            defaults = Defaults(scales, set_at or _later_than(self._defaults.set_at))
+            if _rank(defaults) < _rank(self._defaults):
                 return
             self._defaults = defaults
         self.on_change()
+
+
+def _later_than(set_at: float) -> float:
+    """Now; but what was taken over may come from a clock that is ahead of ours."""
+    return max(time.time(), math.nextafter(set_at, math.inf))
+
+
+def _rank(defaults: Defaults) -> tuple[float, Scales]:
+    """Of two that were set at one time, all workers choose the same."""
+    return defaults.set_at, defaults.scales
 
 
 def as_computed(scale: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -66,6 +67,19 @@ async def test_scales_are_set_on_every_worker_of_the_model(settings: ApiSettings
         assert (first.scales, second.scales, other.scales) == ((0.5,), (0.5,), None)
         assert (await api.client.post("/lora-adapters?model=tiny", json=[])).json() == {"success": True}
         assert (first.scales, second.scales) == ((), ())
+
+
+async def test_all_workers_are_told_one_time_which_is_later_than_any_that_was_told(
+    settings: ApiSettings, bus: Bus
+) -> None:
+    ahead = time.time() + 3600
+    async with (
+        ScriptedWorker(bus, worker_id="w1", **adapters(1.0)) as first,
+        ScriptedWorker(bus, worker_id="w2", **adapters(1.0, set_at=ahead)) as second,
+        serve(settings) as api,
+    ):
+        assert (await api.client.post("/lora-adapters", json=[])).json() == {"success": True}
+    assert first.scales_set_at == second.scales_set_at > ahead
 
 
 BAD_BODIES: list[tuple[bytes, str]] = [

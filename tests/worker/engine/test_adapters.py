@@ -273,6 +273,19 @@ def test_what_is_set_counts_though_what_was_taken_over_comes_from_a_clock_that_i
     assert adapters.defaults.scales == (0.75,)
 
 
+def test_workers_that_hear_of_changes_in_different_orders_end_with_the_same() -> None:
+    now = time.time()
+    for times in ((now, now + 1.0), (now, now)):
+        changes = [([Adapter(id=0, scale=scale)], at) for scale, at in zip((0.5, 0.25), times, strict=True)]
+        ends = set()
+        for order in (changes, changes[::-1]):
+            adapters = Adapters([AdapterFile(Path("a"))])
+            for change in order:
+                adapters.set_defaults(*change)
+            ends.add(adapters.defaults)
+        assert len(ends) == 1
+
+
 @pytest.mark.parametrize("scales", [(), (1.0,), (1.0, 1.0, 1.0), (float("nan"), 0.0)])
 def test_a_set_that_does_not_fit_never_reaches_llama_cpp(engine: Recorded, scales: Scales) -> None:
     engine.submit(refused := asked(f"unfit {scales}", scales))
