@@ -132,12 +132,17 @@ class Constraint(Wire):
         return self.field or self.syntax
 
 
+MAX_SCALE = 100.0
+"""Either way. Adapters are made for 1. What is far beyond overflows in the model, and what is no number spreads through
+the cache, so that everybody's text has to be computed again."""
+
+
 class Adapter(Wire):
     """How much of a LoRA adapter is added to the model."""
 
     id: int = Field(ge=0)
     """Its place among those that the worker has loaded."""
-    scale: float
+    scale: float = Field(ge=-MAX_SCALE, le=MAX_SCALE)
 
 
 class Image(Wire):

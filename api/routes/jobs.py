@@ -22,7 +22,7 @@ from api.pinning import pinned
 from api.problems import body_of
 from api.relay import Departure, Stream
 from api.rendering import rendered
-from api.schemas.ask import Heard
+from api.schemas.ask import Ask, Heard
 from api.schemas.jobs import (
     ENDPOINTS,
     EventsFields,
@@ -35,7 +35,7 @@ from api.schemas.jobs import (
 )
 from api.schemas.pictures import without_files
 from api.schemas.strict import bad_field, read
-from shared.bus import Reader
+from shared.bus import Reader, Receipt
 from shared.errors import InvalidRequest, NotSupported, SlotstreamError, UnknownJob, UnknownModel
 from shared.events import Finished, Tokens
 from shared.jobs import Job, JobRecord, Lane, partition_of
@@ -48,8 +48,11 @@ async def create(request: Request) -> Response:
     context, tenant = context_of(request), tenant_of(request)
     key = _idempotency_key(request)
     fields = read(JobFields, await read_body(request, context.max_body))
-    job, worker = await _job(context, tenant, fields, key)
-    receipt = await context.bus.queue.enqueue(job, idempotency_key=key, worker=worker)
+    ask, model = await _asked(context, fields)
+    job = _job(context, tenant, fields, ask, model, key=key)
+    # What was made before needs no images: those of then may be gone from where they were.
+    receipt = await context.bus.queue.made_by(key, job) if key and ask.album.pictures else None
+    receipt = receipt or await _enqueued(context, job, key, ask)
     record = await _record(context, tenant, receipt.job_id)
     return await _job_response(context, record, 202 if receipt.is_new else 200)
 
@@ -154,8 +157,8 @@ class JobEvents:
         raise AssertionError("events are only streamed")
 
 
-async def _job(context: Context, tenant: str, fields: JobFields, key: str | None) -> tuple[Job, str | None]:
-    """The job, and for whom alone it is, if it is."""
+async def _asked(context: Context, fields: JobFields) -> tuple[Ask, str]:
+    """What is asked, as yet without its images, and of which model."""
     if fields.endpoint not in ENDPOINTS:
         raise bad_field("endpoint", f"must be one of {', '.join(ENDPOINTS)}")
     if fields.webhook is not None:
@@ -163,16 +166,18 @@ async def _job(context: Context, tenant: str, fields: JobFields, key: str | None
     try:
         ask = ENDPOINTS[fields.endpoint](fields.body)
         model = await context.fleet.resolve(ask.model)
-        ask = await place_images(context, ask, model)
     except (InvalidRequest, NotSupported, UnknownModel) as error:
         raise _inside_body(error) from None
     if ask.is_stream:
         raise bad_field("body.stream", "a job is streamed by its events")
-    pin = pinned(context.fleet, model, ask.request)
-    job = Job(
+    return ask, model
+
+
+def _job(context: Context, tenant: str, fields: JobFields, ask: Ask, model: str, *, key: str | None) -> Job:
+    return Job(
         id=context.bus.queue.new_job_id(key, tenant),
         model=model,
-        request=pin.request,
+        request=ask.request,
         lane=fields.priority or ask.lane or Lane.BULK,
         tenant=tenant,
         deadline_s=fields.deadline_s or context.settings.job_deadline_s,
@@ -181,7 +186,17 @@ async def _job(context: Context, tenant: str, fields: JobFields, key: str | None
         body=json.dumps(without_files(fields.body, ask.album), ensure_ascii=False, separators=(",", ":")),
         metadata=fields.metadata,
     )
-    return job, pin.worker
+
+
+async def _enqueued(context: Context, job: Job, key: str | None, ask: Ask) -> Receipt:
+    """With its images, for the worker that it names or for all."""
+    try:
+        placed = await place_images(context, ask, job.model)
+    except (InvalidRequest, NotSupported) as error:
+        raise _inside_body(error) from None
+    pin = pinned(context.fleet, job.model, placed.request)
+    made = job.model_copy(update={"request": pin.request})
+    return await context.bus.queue.enqueue(made, idempotency_key=key, worker=pin.worker)
 
 
 def _inside_body(error: SlotstreamError) -> SlotstreamError:

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from api.schemas.sampling import INT32_MAX, Real
 from api.schemas.strict import ClientFields
-from shared.jobs import Adapter
+from shared.jobs import MAX_SCALE, Adapter
 
 MAX_ADAPTERS = 256
 """In one list."""
@@ -17,7 +17,7 @@ MAX_ADAPTERS = 256
 
 class AdapterFields(ClientFields):
     id: Annotated[int, Field(ge=0, le=INT32_MAX)]
-    scale: Real
+    scale: Annotated[Real, Field(ge=-MAX_SCALE, le=MAX_SCALE)]
 
 
 Adapters = Annotated[list[AdapterFields], Field(max_length=MAX_ADAPTERS)]

@@ -49,6 +49,8 @@ RATE_WINDOW_S = 30.0
 PAGE_STEP, PAGE_STEPS = 100, 50
 """Jobs that a listing looks at in one round, and how many rounds it takes for one page at most."""
 
+KEY_WAS_USED = "The idempotency key was used with another body."
+
 TOKENS: TypeAdapter[tuple[Tokens, ...]] = TypeAdapter(tuple[Tokens, ...])
 """The events of one log entry."""
 
@@ -205,12 +207,26 @@ class Queue:
             case [b"known", owner]:
                 return Receipt(owner.decode(), False)
             case [b"conflict", _]:
-                raise IdempotencyConflict("The idempotency key was used with another body.")
+                raise IdempotencyConflict(KEY_WAS_USED)
             case [b"full", limit]:
                 raise QueueFull(
                     "Too many jobs are waiting.", retry_after_s=await self._relief_s(partition, job.model, limit)
                 )
         raise AssertionError(reply)
+
+    async def made_by(self, idempotency_key: str, job: Job) -> Receipt | None:
+        """The job that this key has made before, if it has made one; `job` need not be complete, but for what makes two
+        requests the same. For whom it costs much to complete it: `enqueue` says the same. Raises IdempotencyConflict
+        and BusUnavailable."""
+        [made] = await ask(
+            self._link, [("GET", self._keys.idempotency(partition_of(job.id), job.tenant, idempotency_key))]
+        )
+        owner, _, fingerprint = (made or b"").decode().partition(" ")
+        if not owner or await self.record(owner) is None:
+            return None
+        if fingerprint != _fingerprint(job):
+            raise IdempotencyConflict(KEY_WAS_USED)
+        return Receipt(owner, False)
 
     async def check_accepts(self) -> None:
         """Returns when a new job would be taken. Raises BusUnavailable when the server is away, is full, only reads or

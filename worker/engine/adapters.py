@@ -68,10 +68,7 @@ class Adapters:
                 raise InvalidRequest(
                     f"Field 'lora': there is no adapter {adapter.id} here, of {len(scales)}", param="lora"
                 )
-            scale = as_computed(adapter.scale)
-            if not math.isfinite(scale):
-                raise InvalidRequest(f"Field 'lora': the scale {adapter.scale} cannot be computed with", param="lora")
-            scales[adapter.id] = scale
+            scales[adapter.id] = as_computed(adapter.scale)
         return tuple(scales)
 
     def set_defaults(self, named: Sequence[Adapter], set_at: float = 0.0) -> Scales:
@@ -105,5 +102,5 @@ def _rank(defaults: Defaults) -> tuple[float, Scales]:
 
 
 def as_computed(scale: float) -> float:
-    """The number that llama.cpp computes with, of 32 bits: infinite when it has none that great. Zero has no sign."""
+    """The number that llama.cpp computes with, of 32 bits. Zero has no sign."""
     return ctypes.c_float(scale).value + 0.0

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from shared.jobs import MAX_SCALE
 from shared.settings import CacheType, ConfigError, WorkerSettings
 from worker.demo import demo_model_path
 from worker.engine.adapters import AdapterFile, as_computed
@@ -119,6 +120,8 @@ def _scaled(text: str) -> AdapterFile:
         scale = as_computed(float(number))
     except ValueError:
         scale = math.nan
-    if not path or not math.isfinite(scale):
-        raise ConfigError(f"--lora-scaled: {text!r} is not a file and its scale, PATH:SCALE")
+    if not path or not abs(scale) <= MAX_SCALE:  # which NaN is not
+        raise ConfigError(
+            f"--lora-scaled: {text!r} is not a file and its scale, PATH:SCALE, of at most {MAX_SCALE:g} either way"
+        )
     return AdapterFile(Path(path), scale)

@@ -60,9 +60,14 @@ async def fetching(settings: ApiSettings, seeing: ScriptedWorker) -> AsyncIterat
 
 @pytest.fixture
 async def site() -> AsyncIterator[str]:
-    """A server whose every path is an image of so many bytes, or of the usual ones."""
+    """A server whose every path is an image of so many bytes, or of the usual ones; `?once` is gone afterwards."""
+    gone = set[str]()
 
     async def picture(request: web.Request) -> web.Response:
+        if request.path in gone:
+            return web.Response(status=410)
+        if "once" in request.query:
+            gone.add(request.path)
         content = base64.b64decode(RED)
         return web.Response(body=content.ljust(int(request.query.get("size", 0)), b"\0"))
 
@@ -195,6 +200,18 @@ async def test_an_image_is_fetched_where_it_was_allowed(fetching: Api, site: str
     body = shows(f"{site}/a.png", data_url(WIDE), f"{site}/b.png")
     answer = (await fetching.client.post("/v1/chat/completions", json=body)).json()
     assert answer["choices"][0]["message"]["content"] == f"***{RED}{WIDE}{RED}"
+
+
+async def test_a_job_that_is_said_again_needs_its_image_no_more(fetching: Api, site: str) -> None:
+    key = {"Idempotency-Key": "k"}
+
+    async def make(url: str) -> httpx.Response:
+        job = {"endpoint": "/v1/chat/completions", "body": shows(url)}
+        return await fetching.client.post("/v1/jobs", json=job, headers=key)
+
+    first, again, other = [await make(f"{site}/{path}") for path in ("a.png?once", "a.png?once", "b.png?once")]
+    assert (first.status_code, again.status_code, other.status_code) == (202, 200, 409)
+    assert again.json()["id"] == first.json()["id"]
 
 
 async def test_what_is_fetched_is_bounded_one_by_one_and_together(fetching: Api, site: str) -> None:

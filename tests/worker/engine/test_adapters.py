@@ -239,10 +239,9 @@ def test_scales_that_llama_cpp_cannot_tell_apart_are_one() -> None:
         (Adapter(id=2, scale=1.0), "Field 'lora': there is no adapter 2 here, of 2"),
         (Adapter(id=10**30, scale=1.0), "Field 'lora': there is no adapter"),
         (Adapter.model_construct(id=-1, scale=1.0), "Field 'lora': there is no adapter -1"),
-        (Adapter(id=0, scale=1e39), "Field 'lora': the scale 1e+39 cannot be computed with"),
     ],
 )
-def test_an_adapter_that_is_not_there_and_a_scale_that_is_no_number_are_refused(adapter: Adapter, message: str) -> None:
+def test_an_adapter_that_is_not_there_is_refused(adapter: Adapter, message: str) -> None:
     adapters = Adapters([AdapterFile(Path("a")), AdapterFile(Path("b"))])
     for call in (adapters.scales, adapters.set_defaults):
         with pytest.raises(InvalidRequest) as refused:
