@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import binascii
 import io
+import re
 import struct
 from typing import NamedTuple
 
@@ -29,8 +30,8 @@ MAX_SCANS = 100
 """Of a JPEG; a progressive one has some ten. Each goes over all pixels, though it may have hardly a byte: a file of ten
 megabytes could take an hour."""
 _JPEG = b"\xff\xd8"
-_SCAN = b"\xff\xda"
-"""Begins one, and stands nowhere within."""
+_MARKER = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])")
+_SCAN, _END, _BARE = b"\xda", b"\xd9", (b"\x01", b"\xd8")
 
 MAX_STEPS = 200_000
 """In which a file is read. One in kilobytes a step has some ten thousand; one of many tiny parts, each of which is a
@@ -60,9 +61,26 @@ class _Stepwise(io.BytesIO):
 def opened(content: bytes) -> Image.Image:
     """A file of FORMATS, of which no more was read than its header. OSError when it has too many scans, or now or later
     too many parts; and whatever Pillow raises."""
-    if content.startswith(_JPEG) and content.count(_SCAN) > MAX_SCANS:
-        raise OSError("too many scans")
+    if content.startswith(_JPEG):
+        _check_scans(content)
     return Image.open(_Stepwise(content), formats=FORMATS)
+
+
+def _check_scans(content: bytes) -> None:
+    """OSError when a JPEG has too many. Goes from marker to marker as its decoder does; what is behind its end counts
+    for nothing: phones put films there."""
+    n_scans = at = 0
+    for _ in range(MAX_STEPS):
+        marker = _MARKER.search(content, at)
+        if marker is None or marker[1] == _END:
+            return
+        n_scans += marker[1] == _SCAN
+        if n_scans > MAX_SCANS:
+            break
+        at = marker.end()
+        if marker[1] not in _BARE:
+            at += int.from_bytes(content[at : at + 2], "big")
+    raise OSError("too many scans or parts")
 
 
 def content_of(data: str, name: str, *, param: str | None = None) -> bytes:

@@ -13,6 +13,7 @@ import structlog
 from shared.bus import ModelCard, Presence
 from shared.errors import BusUnavailable
 from worker.engine import Adapters, Defaults
+from worker.presence import readable
 
 log = structlog.get_logger(__name__)
 
@@ -36,4 +37,4 @@ async def agree(presence: Presence, adapters: Adapters, name: str) -> None:
 
 def _are_same(card: ModelCard, adapters: Adapters) -> bool:
     """By the names of their files: another machine may have them in another folder."""
-    return [Path(adapter.path).name for adapter in card.adapters] == [path.name for path in adapters.paths]
+    return [Path(adapter.path).name for adapter in card.adapters] == [readable(path.name) for path in adapters.paths]

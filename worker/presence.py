@@ -39,9 +39,9 @@ class Announcer:
         self._presence = presence
         self._n_slots = n_slots
         self._card = ModelCard(
-            name=names[0],
-            aliases=names[1:],
-            path=path,
+            name=readable(names[0]),
+            aliases=tuple(map(readable, names[1:])),
+            path=readable(path),
             n_ctx=0,
             n_ctx_train=0,
             n_vocab=0,
@@ -68,7 +68,7 @@ class Announcer:
 
     def failed(self, why: str) -> None:
         """It cannot start. The last that is said of it, and kept for those who wait."""
-        self._status, self._failure = "failed", why
+        self._status, self._failure = "failed", readable(why)
 
     def ready(self, engine: Engine, chat_template: str = "", *, has_slot_files: bool = False) -> None:
         """The model is loaded: this is what it is, and how its slots do."""
@@ -131,12 +131,17 @@ class Announcer:
         )
 
 
+def readable(text: str) -> str:
+    """With U+FFFD for bytes that are no UTF-8: a file's name may have such, and JSON has no place for them."""
+    return os.fsencode(text).decode(errors="replace")
+
+
 def _card(announced: ModelCard, engine: Engine, chat_template: str) -> ModelCard:
     facts = engine.model.facts
     return ModelCard(
         name=announced.name,
         aliases=announced.aliases,
-        path=str(facts.path),
+        path=readable(str(facts.path)),
         n_ctx=engine.n_ctx_slot,
         n_ctx_train=facts.n_ctx_train,
         n_vocab=facts.n_vocab,
@@ -153,7 +158,7 @@ def _card(announced: ModelCard, engine: Engine, chat_template: str) -> ModelCard
         pooling=engine.input_rules.pooling,
         has_vision=engine.vision is not None,
         adapters=tuple(
-            AdapterCard(path=str(path), scale=0.0, task_name=said.task_name, prompt_prefix=said.prompt_prefix)
+            AdapterCard(path=readable(str(path)), scale=0.0, task_name=said.task_name, prompt_prefix=said.prompt_prefix)
             for path, said in zip(engine.adapters.paths, engine.model.adapters.facts, strict=True)
         ),
     )

@@ -109,9 +109,19 @@ def test_a_jpeg_of_endless_scans_is_refused_before_each_goes_over_all_pixels() -
         header_of(jpeg_of(MAX_SCANS + 1), "the image")
 
 
-def test_what_only_looks_like_scans_in_another_format_is_none() -> None:
-    content = picture("BMP") + b"\xff\xda" * (MAX_SCANS + 1)
-    assert header_of(content, "the image") == Header("BMP", 6, 4)
+def test_what_only_looks_like_scans_is_none() -> None:
+    film = b"\xff\xda" * (MAX_SCANS + 1)
+    jpeg = picture("JPEG")
+    note = b"\xff\xee" + struct.pack(">H", 2 + len(film)) + film
+    for content in (picture("BMP") + film, jpeg + film, jpeg[:2] + note + jpeg[2:]):
+        assert header_of(content, "the image")[1:] == (6, 4)
+
+
+def test_a_jpeg_of_countless_parts_between_its_scans_is_refused() -> None:
+    jpeg = jpeg_of(2)
+    at = jpeg.rindex(b"\xff\xda")
+    with pytest.raises(InvalidRequest, match="no readable image"):
+        header_of(jpeg[:at] + b"\xff\xfe\0\2" * MAX_STEPS + jpeg[at:], "the image")
 
 
 def test_a_file_of_countless_tiny_parts_is_not_read_to_its_end() -> None:
