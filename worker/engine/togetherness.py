@@ -13,24 +13,31 @@ from itertools import accumulate
 
 import numpy as np
 
-from worker.engine.llama import Context, DecodeFailed, Floats, Piece
+from worker.engine.llama import Context, DecodeFailed, Floats, Ids, Piece
 from worker.engine.norm import normalized
 
 ALIKE = 1e-6
 """A tenth of what is promised, since a sample cannot show the worst."""
 LENGTHS = (1, 2, 3, 5, 8, 13, 21, 34)
 """Of the inputs that are tried, in tokens."""
+N_NUMBERS = 200_000
+"""That are looked at, counting those of a token in one layer: so few fall to the other side that some inputs of a small
+model may show nothing of it."""
+MOST_SAMPLES = 32
 
 
 def changes_nothing(context: Context, n_vocab: int, n_most: int) -> bool:
-    """Whether a sample of inputs, of `n_most` tokens in all, comes to the same in one decode as alone. Leaves the
+    """Whether samples of inputs, of `n_most` tokens in all, come to the same in one decode as alone. Leaves the
     context's cache empty."""
     random = np.random.default_rng(1)
     lengths = [length for length, total in zip(LENGTHS, accumulate(LENGTHS), strict=True) if total <= n_most]
-    pieces = [
-        Piece(seq_id, 0, random.integers(0, n_vocab, length, dtype=np.int32), False)
-        for seq_id, length in enumerate(lengths)
-    ]
+    n_samples = min(MOST_SAMPLES, 1 + N_NUMBERS // (max(1, sum(lengths)) * context.n_embd))
+    samples = ([random.integers(0, n_vocab, length, dtype=np.int32) for length in lengths] for _ in range(n_samples))
+    return all(_come_to_the_same(context, sample) for sample in samples)
+
+
+def _come_to_the_same(context: Context, sample: list[Ids]) -> bool:
+    pieces = [Piece(seq_id, 0, tokens, False) for seq_id, tokens in enumerate(sample)]
     together = _embedded(context, pieces)
     alone = [rows for piece in pieces for rows in _embedded(context, [piece])]
     return len(together) == len(alone) == len(pieces) and all(map(_are_alike, together, alone))
