@@ -6,9 +6,8 @@ Tasks go in from any thread and events come out through one callback per step. K
 from worker.engine.adapters import Adapters, Defaults
 from worker.engine.config import EngineConfig
 from worker.engine.constraint import Grammar, Grammars
+from worker.engine.embedding.inputs import InputRules
 from worker.engine.engine import Engine, EngineEvent, OnEvents
-from worker.engine.images import IMAGE_MARK, ImageRows, Picture, Placed
-from worker.engine.inputs import InputRules
 from worker.engine.llama import (
     FillTokens,
     LoadAbandoned,
@@ -32,6 +31,7 @@ from worker.engine.task import (
     Task,
 )
 from worker.engine.vision import TooManyRows, Vision
+from worker.engine.vision.images import IMAGE_MARK, ImageRows, Picture, Placed
 
 __all__ = [
     "IMAGE_MARK",

@@ -13,7 +13,7 @@ from worker.engine.cells import Cells
 from worker.engine.config import EngineConfig
 from worker.engine.constraint import Grammars, Masks
 from worker.engine.embedding import Embedder
-from worker.engine.inputs import InputRules
+from worker.engine.embedding.inputs import InputRules
 from worker.engine.lanes import Ageing
 from worker.engine.launch import Launcher
 from worker.engine.llama import (

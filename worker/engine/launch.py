@@ -18,7 +18,6 @@ from shared.jobs import Lane
 from worker.engine.cells import Cells, Ids
 from worker.engine.constraint import Masks, Matcher
 from worker.engine.grouping import UNGROUPED, Grouping
-from worker.engine.images import spans_of
 from worker.engine.llama import Model
 from worker.engine.overflow import FullContext, Shift
 from worker.engine.sampling import Sampler, Setting
@@ -26,6 +25,7 @@ from worker.engine.scribe import answer
 from worker.engine.sequence import Clock, Completed, Limits, Sequence
 from worker.engine.task import GenerateTask
 from worker.engine.transcript import Transcript
+from worker.engine.vision.images import spans_of
 
 NO_TEXT = "this worker generates no text: it only embeds or reranks"
 

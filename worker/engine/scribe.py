@@ -17,7 +17,6 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from shared.events import Answer, Failure, Progress, Score, SlotReport, StopType, Timings, Tokens, Vector
-from worker.engine.images import IMAGE_MARK
 from worker.engine.logprobs import TokenBytes, logprob_of
 from worker.engine.overflow import Shift
 from worker.engine.sampling import Choice
@@ -25,6 +24,7 @@ from worker.engine.sequence import Completed, Discarded, Ending, Failed
 from worker.engine.sequence import Sequence as Generating
 from worker.engine.task import GenerateTask, SequenceKey
 from worker.engine.transcript import Transcript, Utterance
+from worker.engine.vision.images import IMAGE_MARK
 
 EngineEvent = Progress | Tokens | Answer | Vector | Score | SlotReport | Failure
 """All but Progress and Tokens end their sequence; nothing follows them."""

@@ -13,13 +13,13 @@ from shared.errors import SlotstreamError
 from shared.events import StopType
 from shared.jobs import Lane
 from worker.engine.adapters import Scales
+from worker.engine.cells.resident import Resident
 from worker.engine.grouping import UNGROUPED, Grouping
-from worker.engine.images import Placed
 from worker.engine.overflow import Shift
-from worker.engine.resident import Resident
 from worker.engine.sampling import Sampler
 from worker.engine.task import GenerateTask
 from worker.engine.transcript import Transcript
+from worker.engine.vision.images import Placed
 
 
 class Phase(Enum):

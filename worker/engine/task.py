@@ -11,11 +11,11 @@ from shared.events import ChosenLogprob
 from shared.jobs import Generation, Lane
 from worker.engine.adapters import Scales
 from worker.engine.constraint import Grammar
-from worker.engine.images import Placed
 from worker.engine.llama import Bytes, Ids
 from worker.engine.sampling.bias import NO_BIAS, Bias
 from worker.engine.sampling.breakers import NO_BREAKERS, Breakers
 from worker.engine.sampling.repeats import Repeats
+from worker.engine.vision.images import Placed
 
 
 class SequenceKey(NamedTuple):

@@ -10,8 +10,8 @@ from itertools import islice
 from typing import NamedTuple
 
 from shared.jobs import Lane
+from worker.engine.cells.resident import Ids
 from worker.engine.lanes import Lanes
-from worker.engine.resident import Ids
 from worker.engine.sequence import Sequence
 from worker.engine.snapshot import Stuck
 from worker.engine.task import GenerateTask

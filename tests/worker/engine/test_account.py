@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.engine.account import Account
+from worker.engine.cells.account import Account
 from worker.engine.llama import Context, ContextParams, Decoded, Model, OutOfCells, Piece
 
 N_SEQUENCES, N_CELLS = 3, 24

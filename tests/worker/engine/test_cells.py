@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.worker.engine.parts import ScriptedCache, buffer
-from worker.engine.cells import LEAST_CUT, MIN_SHARED, Cells, Resident, Standing, _common
-from worker.engine.resident import NOWHERE
+from worker.engine.cells.cells import LEAST_CUT, MIN_SHARED, Cells, Resident, Standing, _common
+from worker.engine.cells.resident import NOWHERE
 
 N_CELLS = 400
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.worker.engine.parts import buffer
 from worker.engine.cells import Cells, Resident
-from worker.engine.spans import Span, Spans
+from worker.engine.cells.spans import Span, Spans
 
 N_IDS = 4
 

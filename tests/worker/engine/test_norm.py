@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from worker.engine.norm import normalized
+from worker.engine.embedding.norm import normalized
 
 VECTOR = np.array([3.0, -4.0, 0.0], dtype=np.float32)
 

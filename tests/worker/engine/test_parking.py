@@ -12,8 +12,8 @@ from shared.jobs import Lane, Sampling
 from tests.models import BYTE_EOS
 from tests.worker.engine.harness import EXACT, GREEDY, Recorded, config, plain_greedy, task
 from worker.engine import EngineEvent, GenerateTask, SequenceKey
+from worker.engine.cells.resident import Standing
 from worker.engine.engine import MOST_INTERRUPTIONS
-from worker.engine.resident import Standing
 
 WILD = Sampling(temperature=1.5, top_k=0, min_p=0.0, repeat_penalty=1.2, ignore_eos=True)
 TEXT = b"Whoever has time lets others go first, and is not forgotten for it. "

@@ -14,13 +14,13 @@ from tests.worker.engine.harness import task
 from tests.worker.engine.parts import buffer, sequence_in
 from worker.engine import EmbedTask, SequenceKey
 from worker.engine.adapters import Scales
+from worker.engine.cells.resident import Resident
 from worker.engine.faults import Trial
-from worker.engine.images import ImageRows, Placed, spans_of
 from worker.engine.lanes import Ageing, Lanes
 from worker.engine.plan import MIN_PREFILL, OWN_TURN_EVERY, TARGET_MS, TARGET_UNHURRIED_MS, Pace, Plan
-from worker.engine.resident import Resident
 from worker.engine.schedule import Schedule
 from worker.engine.sequence import Discarded, Sequence
+from worker.engine.vision.images import ImageRows, Placed, spans_of
 
 N_BATCH = 512
 PERSON, BULK = Lane.INTERACTIVE, Lane.BULK

@@ -11,7 +11,7 @@ from tests.worker.engine.faulty import Decode, Fault, Faults
 from tests.worker.engine.harness import Recorded, config, plain_greedy, task
 from worker.engine import EmbedTask, EngineEvent, SequenceKey, Task
 from worker.engine.assembly import MOST_IDLE
-from worker.engine.resident import Standing
+from worker.engine.cells.resident import Standing
 
 SOAK_S = 6.0
 PROMPTS = [list(b"one prefix that many share, then "), list(b"another"), list(b"\xf0\x9f\x91\x8b and bytes")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from worker.engine.spans import NO_SPANS, Span, Spans
+from worker.engine.cells.spans import NO_SPANS, Span, Spans
 
 FLAT = Spans([Span(3, 4, 4, False), Span(7, 2, 2, False)])
 """Rows that count like tokens, two images next to each other."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from worker.engine.turnstile import MOST_BEFORE_BULK, Turnstile
+from worker.engine.vision.turnstile import MOST_BEFORE_BULK, Turnstile
 
 N_PEOPLE, N_BULK = MOST_BEFORE_BULK + 9, 3
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker.engine.adapters import Scales
-from worker.engine.spans import NO_SPANS, Spans
+from worker.engine.cells.spans import NO_SPANS, Spans
 
 Ids = NDArray[np.int32]
 

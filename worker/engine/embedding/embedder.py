@@ -18,7 +18,9 @@ from shared.errors import EngineFailed, InvalidRequest, NotSupported, Slotstream
 from shared.events import Failure, Score, Vector
 from shared.jobs import Lane
 from worker.engine.config import EngineConfig
-from worker.engine.inputs import InputRules
+from worker.engine.embedding.inputs import InputRules
+from worker.engine.embedding.norm import normalized
+from worker.engine.embedding.togetherness import changes_nothing
 from worker.engine.lanes import Lanes
 from worker.engine.llama import (
     Context,
@@ -30,9 +32,7 @@ from worker.engine.llama import (
     OpenContext,
     Piece,
 )
-from worker.engine.norm import normalized
 from worker.engine.task import EmbedTask
-from worker.engine.togetherness import changes_nothing
 
 log = logging.getLogger(__name__)
 

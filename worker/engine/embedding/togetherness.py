@@ -13,8 +13,8 @@ from itertools import accumulate
 
 import numpy as np
 
+from worker.engine.embedding.norm import normalized
 from worker.engine.llama import Context, DecodeFailed, Floats, Ids, Piece
-from worker.engine.norm import normalized
 
 ALIKE = 1e-6
 """A tenth of what is promised, since a sample cannot show the worst."""

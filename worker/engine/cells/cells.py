@@ -14,13 +14,13 @@ import sys
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
-from worker.engine.account import Account
 from worker.engine.adapters import Scales
-from worker.engine.eviction import least_missed, least_missed_end
+from worker.engine.cells.account import Account
+from worker.engine.cells.eviction import least_missed, least_missed_end
+from worker.engine.cells.resident import NO_SLOT, NOWHERE, Ids, Resident, Standing
+from worker.engine.cells.spans import NO_SPANS, Spans
 from worker.engine.grouping import UNGROUPED, Grouping
 from worker.engine.llama import Bytes
-from worker.engine.resident import NO_SLOT, NOWHERE, Ids, Resident, Standing
-from worker.engine.spans import NO_SPANS, Spans
 
 __all__ = ["Cache", "Cells", "Ids", "Prefix", "Resident", "Standing"]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from worker.engine.resident import Resident
+from worker.engine.cells.resident import Resident
 
 TRUSTED = 512
 """So many uses of the cache longer is a lent prefix kept than one that nobody asked for."""

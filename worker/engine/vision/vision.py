@@ -15,9 +15,9 @@ from typing import Self
 import numpy as np
 
 from shared.errors import Cancelled, EngineFailed, InvalidRequest
-from worker.engine.images import ImageRows, Picture
 from worker.engine.llama import Pixels, Projector, Slice, View
-from worker.engine.turnstile import Turnstile
+from worker.engine.vision.images import ImageRows, Picture
+from worker.engine.vision.turnstile import Turnstile
 
 CACHE_BYTES = 256 * 2**20
 """Of rows that are kept: an image of 576 rows for a model 4096 wide takes 9 MiB."""

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from worker.engine.cells.spans import NO_SPANS, Span, Spans
 from worker.engine.llama import Floats, Ids, Rows
-from worker.engine.spans import NO_SPANS, Span, Spans
 
 IMAGE_MARK = "<__media__>"
 """What is shown where an image stands, as in llama.cpp."""
