@@ -31,6 +31,7 @@ async def place_images(context: Context, ask: Ask, model: str) -> Ask:
     if not context.fleet.can_see(model):
         raise NotSupported(
             "image input is not supported - hint: if this is unexpected, you may need to provide the mmproj"
+            " (`--mmproj FILE`)"
         )
     if not isinstance(ask.request, Generation):
         return ask  # a template is rendered without a look at them

@@ -103,7 +103,9 @@ def header_of(content: bytes, name: str, *, param: str | None = None) -> Header:
     except Image.DecompressionBombError:
         raise InvalidRequest(f"{name} has more than the {MAX_PIXELS} pixels that are taken", param=param) from None
     except (OSError, ValueError, SyntaxError, EOFError, struct.error):
-        raise InvalidRequest(f"{name} is no readable image: {', '.join(FORMATS)} are taken", param=param) from None
+        raise InvalidRequest(
+            f"{name} cannot be read as an image: {', '.join(FORMATS)} are taken", param=param
+        ) from None
     if max(header.width, header.height) > MAX_SIDE:
         raise InvalidRequest(
             f"{name} has {header.width} x {header.height} pixels, more than the {MAX_SIDE} on a side that are taken",

@@ -137,6 +137,13 @@ MAX_SCALE = 100.0
 the cache, so that everybody's text has to be computed again."""
 
 
+def no_adapter(id: int, n_adapters: int) -> str:
+    """Why a worker with so many adapters does not have that one."""
+    if not n_adapters:
+        return "this worker has no adapters (`--lora` loads them)"
+    return f"there is no adapter {id}: there {'is' if n_adapters == 1 else 'are'} {n_adapters}, from 0 on"
+
+
 class Adapter(Wire):
     """How much of a LoRA adapter is added to the model."""
 

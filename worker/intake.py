@@ -229,7 +229,7 @@ class Registrar:
             return None
         if self._vision is None:
             raise NotSupported(
-                "image input is not supported by this model: its worker has no projector for it (--mmproj)"
+                "image input is not supported by this model: its worker has no projector for it (`--mmproj FILE`)"
             )
         return Pictures(media, self._vision, self._rules.n_ctx, lane, is_wanted)
 
@@ -280,7 +280,10 @@ class Registrar:
 
     def _reranking(self, claimed: Claimed, request: Rerank) -> Intake:
         if self._rules.inputs.pooling != "rank":
-            raise NotSupported("this worker does not rerank: that takes a model that was made for it, and --reranking")
+            raise NotSupported(
+                "this worker does not rerank: that takes a model that was made for it (`--reranking` if its file does"
+                " not say so)"
+            )
         pairs = []
         for position, document in enumerate(request.documents):
             about = f"document {position}, with the query,"

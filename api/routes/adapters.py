@@ -22,7 +22,7 @@ from api.schemas.strict import OwnFields, bad_field, read
 from api.schemas.whole import WholeShape
 from shared.bus import ModelCard, WorkerState
 from shared.errors import NotReady
-from shared.jobs import Adapter, Job, SetAdapters
+from shared.jobs import Adapter, Job, SetAdapters, no_adapter
 
 
 class AdapterQuery(OwnFields):
@@ -47,7 +47,7 @@ async def change(request: Request) -> ASGIApp:
     context, tenant = context_of(request), tenant_of(request)
     fleet = context.fleet
     listed = await read_list(request, context.max_body)
-    adapters = adapters_of(read(AdapterListFields, {"adapters": listed}).adapters)
+    adapters = adapters_of(read(AdapterListFields, listed).root)
     asked = read(AdapterQuery, query_of(request)).model
     await fleet.look()  # one that came a moment ago must not be left out
     model = await fleet.resolve_staffed(asked)
@@ -77,7 +77,7 @@ def _check_ids(adapters: Sequence[Adapter], workers: Sequence[WorkerState]) -> N
     counts = [len(worker.model.adapters) for worker in workers if worker.status != "loading"]
     for place, adapter in enumerate(adapters):
         if counts and adapter.id >= min(counts):
-            raise bad_field(f"adapters[{place}].id", f"there is no adapter {adapter.id} of {min(counts)}")
+            raise bad_field(f"[{place}].id", no_adapter(adapter.id, min(counts)))
 
 
 def _adapters_json(card: ModelCard) -> list[dict[str, Any]]:

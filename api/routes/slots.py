@@ -16,7 +16,7 @@ from api.relay import JobResponse
 from api.schemas.slots import SlotFields, report_json, slot_action, slot_number
 from api.schemas.strict import OwnFields, read
 from api.schemas.whole import WholeShape
-from shared.errors import NotReady, NotSupported
+from shared.errors import InvalidRequest, NotReady, NotSupported
 from shared.jobs import Job
 
 
@@ -38,6 +38,8 @@ async def act(request: Request) -> ASGIApp:
         raise NotSupported("This server does not support slots action. Start it with `--slot-save-path`")
     number = slot_number(request.path_params["id_slot"])
     slot = fleet.slot(model, number)
+    if slot is not None and slot.number != number:  # what a request names is counted round; here it would do harm
+        raise InvalidRequest("Invalid slot ID")
     wanted = slot_action(query.action, slot.id if slot else 0, fields)
     if slot is None:
         raise NotReady(f"No worker of {model!r} is ready now", retry_after_s=5)

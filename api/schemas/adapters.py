@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, RootModel
 
 from api.schemas.sampling import INT32_MAX, Real
 from api.schemas.strict import ClientFields
@@ -23,10 +23,8 @@ class AdapterFields(ClientFields):
 Adapters = Annotated[list[AdapterFields], Field(max_length=MAX_ADAPTERS)]
 
 
-class AdapterListFields(ClientFields):
-    """A body that is a list has no name for errors to tell, so it gets this one."""
-
-    adapters: Adapters
+class AdapterListFields(RootModel[Adapters]):
+    """A body that is a list: errors name the place in it."""
 
 
 def adapters_of(given: Sequence[AdapterFields]) -> tuple[Adapter, ...]:

@@ -81,7 +81,7 @@ class PromptPictures:
         def mark(tag: re.Match[str]) -> str:
             picture = self._by_id.get(int(tag[1]))
             if picture is None:
-                raise bad_field(name, f"invalid image index: {tag[1]}")
+                raise bad_field(name, f"image_data has no id {tag[1]} (invalid image index: {tag[1]})")
             return self.album.put(picture)
 
         return _TAG.sub(mark, text)
@@ -95,7 +95,9 @@ class PromptPictures:
         pieces = text.split(MEDIA_MARKER)
         if len(pieces) - 1 != len(files):
             raise bad_field(
-                field, f"has {len(files)} images, but the prompt has {len(pieces) - 1} times {MEDIA_MARKER}"
+                field,
+                f"has {len(files)} images, and prompt_string has {len(pieces) - 1} places for them: each needs one"
+                f" {MEDIA_MARKER}",
             )
         marks = [self.album.put(Picture(f"{field}[{place}]", data=file)) for place, file in enumerate(files)]
         return "".join(text for pair in zip(pieces, [*marks, ""], strict=True) for text in pair)

@@ -53,7 +53,7 @@ def rerank(fields: dict[str, Any]) -> Ask:
     typed = read(RerankFields, fields)
     documents = typed.documents or typed.texts
     if documents is None:
-        raise bad_field("documents", "is needed")
+        raise bad_field("documents", "is needed, or 'texts'")
     render = _jina_json if typed.documents else _tei_json
     return Ask(
         request=Rerank(query=typed.query, documents=tuple(documents)),

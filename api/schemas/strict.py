@@ -123,10 +123,10 @@ class OwnFields(ClientFields):
     model_config = ConfigDict(extra="forbid")
 
 
-Fields = TypeVar("Fields", bound=ClientFields)
+Fields = TypeVar("Fields", bound=BaseModel)
 
 
-def read(model: type[Fields], fields: dict[str, Any]) -> Fields:
+def read(model: type[Fields], fields: dict[str, Any] | list[Any]) -> Fields:
     """The typed form of `fields`. Raises InvalidRequest that names the first field at fault."""
     try:
         return model.model_validate(fields)
@@ -134,6 +134,8 @@ def read(model: type[Fields], fields: dict[str, Any]) -> Fields:
         first = error.errors(include_url=False, include_input=False)[0]
         name = _path(first["loc"])
         reason = first["msg"].removeprefix("Value error, ")
+        if not name:
+            raise InvalidRequest(f"The body: {reason}") from None
         raise InvalidRequest(f"Field '{name}': {reason}", param=name) from None
 
 

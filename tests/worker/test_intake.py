@@ -340,7 +340,9 @@ def test_more_vectors_than_the_bus_should_keep_are_refused(model: Model, pooling
 
 
 def test_a_worker_refuses_what_its_pooling_is_not_for(registrar: Registrar, reranker: Registrar, model: Model) -> None:
-    with pytest.raises(NotSupported, match="does not rerank"):
+    with pytest.raises(
+        NotSupported, match=r"does not rerank: .*made for it \(`--reranking` if its file does not say so\)$"
+    ):
         admit(registrar, kind="rerank", query="a", documents=["b"])
     with pytest.raises(NotSupported, match="gives no embeddings"):
         admit(reranker, kind="embedding", inputs=["a"])

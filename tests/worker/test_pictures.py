@@ -146,7 +146,7 @@ def test_pictures_come_in_order_and_the_same_one_twice_is_the_same(vision: Visio
 
 
 def test_all_headers_are_read_before_any_image_is(vision: Vision) -> None:
-    with pytest.raises(InvalidRequest, match=r"^image 2 is no readable image"):
+    with pytest.raises(InvalidRequest, match=r"^image 2 cannot be read as an image"):
         Pictures(media(saved(plain(RED)), b"rubbish"), vision, n_ctx=100)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shared.errors import InvalidRequest
-from shared.jobs import Adapter
+from shared.jobs import Adapter, no_adapter
 
 Scales = tuple[float, ...]
 """A set: the scale of each adapter, by its id. Those of two requests are equal if llama.cpp computes the same."""
@@ -65,9 +65,7 @@ class Adapters:
         scales = [0.0] * len(self.paths)
         for adapter in named:
             if not 0 <= adapter.id < len(scales):
-                raise InvalidRequest(
-                    f"Field 'lora': there is no adapter {adapter.id} here, of {len(scales)}", param="lora"
-                )
+                raise InvalidRequest(f"Field 'lora': {no_adapter(adapter.id, len(scales))}", param="lora")
             scales[adapter.id] = as_computed(adapter.scale)
         return tuple(scales)
 

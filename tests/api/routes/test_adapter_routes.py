@@ -87,15 +87,15 @@ BAD_BODIES: list[tuple[bytes, str]] = [
     (b'"x"', "must be a JSON array"),
     (b"[", "not valid JSON"),
     (b"[" * 100 + b"]" * 100, "nested too deeply"),
-    (b"[1]", "adapters[0]"),
-    (b"[{}]", "adapters[0].id"),
-    (b'[{"id": 0}]', "adapters[0].scale"),
+    (b"[1]", "Field '[0]"),
+    (b"[{}]", "Field '[0].id"),
+    (b'[{"id": 0}]', "Field '[0].scale"),
     (b'[{"id": 0, "scale": NaN}]', "NaN"),
-    (b'[{"id": 0, "scale": 101}]', "adapters[0].scale"),
-    (b'[{"id": 0, "scale": -3e38}]', "adapters[0].scale"),
-    (b'[{"id": 0, "scale": true}]', "adapters[0].scale"),
-    (b'[{"id": -1, "scale": 1}]', "adapters[0].id"),
-    (b'[{"id": 0, "scale": 1}, {"id": 1, "scale": 1}]', "adapters[1].id': there is no adapter 1 of 1"),
+    (b'[{"id": 0, "scale": 101}]', "Field '[0].scale"),
+    (b'[{"id": 0, "scale": -3e38}]', "Field '[0].scale"),
+    (b'[{"id": 0, "scale": true}]', "Field '[0].scale"),
+    (b'[{"id": -1, "scale": 1}]', "Field '[0].id"),
+    (b'[{"id": 0, "scale": 1}, {"id": 1, "scale": 1}]', "Field '[1].id': there is no adapter 1: there is 1, from 0 on"),
 ]
 
 
@@ -125,3 +125,9 @@ async def test_a_worker_that_goes_before_it_was_told_is_a_503(settings: ApiSetti
         assert "gone" in response.json()["error"]["message"]
         again = await api.client.post("/lora-adapters", json=[{"id": 0, "scale": 3}])
     assert again.json() == {"success": True} and left.scales == (3.0,)
+
+
+async def test_a_model_without_adapters_says_how_it_gets_some(api: Api) -> None:
+    response = await api.client.post("/lora-adapters", json=[{"id": 0, "scale": 1}])
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == "Field '[0].id': this worker has no adapters (`--lora` loads them)"

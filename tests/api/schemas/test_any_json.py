@@ -34,7 +34,7 @@ JSON = st.recursive(
 
 
 def _adapters(fields: dict[str, Any]) -> Any:
-    return adapters_of(read(AdapterListFields, fields).adapters)
+    return adapters_of(read(AdapterListFields, fields["adapters"]).root)
 
 
 READERS: list[tuple[Callable[[dict[str, Any]], Any], dict[str, Any], tuple[str, ...]]] = [

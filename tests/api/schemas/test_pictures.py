@@ -60,7 +60,9 @@ def test_a_tag_stands_for_the_image_of_its_number(
 
 @pytest.mark.parametrize("prompt", ["[img-2]", "[img-999999999]", ["x", "[img-2]"], {"prompt_string": "[img-2]"}])
 def test_a_tag_of_no_image_is_refused(prompt: Any) -> None:
-    with pytest.raises(InvalidRequest, match=r"^Field 'prompt.*invalid image index"):
+    with pytest.raises(
+        InvalidRequest, match=r"^Field 'prompt.*: image_data has no id (\d+) \(invalid image index: \1\)$"
+    ):
         completion({"prompt": prompt, "image_data": tagged(1)})
 
 

@@ -93,3 +93,8 @@ def test_documents_reach_the_worker_in_their_order() -> None:
 def test_a_field_of_the_wrong_kind_is_refused_by_name(fields: dict[str, Any], name: str) -> None:
     with pytest.raises(InvalidRequest, match=f"^Field '{name}'"):
         rerank(fields)
+
+
+def test_documents_are_needed_by_either_name() -> None:
+    with pytest.raises(InvalidRequest, match=r"^Field 'documents': is needed, or 'texts'$"):
+        rerank({"query": "q"})

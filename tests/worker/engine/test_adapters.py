@@ -236,7 +236,7 @@ def test_scales_that_llama_cpp_cannot_tell_apart_are_one() -> None:
 @pytest.mark.parametrize(
     ("adapter", "message"),
     [
-        (Adapter(id=2, scale=1.0), "Field 'lora': there is no adapter 2 here, of 2"),
+        (Adapter(id=2, scale=1.0), "Field 'lora': there is no adapter 2: there are 2, from 0 on"),
         (Adapter(id=10**30, scale=1.0), "Field 'lora': there is no adapter"),
         (Adapter.model_construct(id=-1, scale=1.0), "Field 'lora': there is no adapter -1"),
     ],
@@ -291,3 +291,8 @@ def test_a_set_that_does_not_fit_never_reaches_llama_cpp(engine: Recorded, scale
     ending = engine.ending(refused.key.job_id)
     assert isinstance(ending, Failure)
     assert (ending.code, ending.param) == ("invalid_request", "lora")
+
+
+def test_a_worker_without_adapters_says_how_it_gets_some() -> None:
+    with pytest.raises(InvalidRequest, match=r"^Field 'lora': this worker has no adapters \(`--lora` loads them\)$"):
+        Adapters().scales([Adapter(id=0, scale=1.0)])
