@@ -34,6 +34,7 @@ from shared.values import (
 
 __all__ = [
     "CONFIG_VARIABLE",
+    "LEAST_CTX_SLOT",
     "ROLES",
     "ApiSettings",
     "BusSettings",
@@ -51,6 +52,10 @@ __all__ = [
     "WorkerSettings",
     "add_flags",
 ]
+
+
+LEAST_CTX_SLOT = 2
+"""Tokens of a slot: one of a prompt, and one to generate."""
 
 
 class BusSettings(Settings):
@@ -263,6 +268,15 @@ class ContextSettings(Settings):
         " of -gan; excludes --context-shift",
     )
 
+    def check(self) -> None:
+        super().check()
+        n_ctx_slot = min(self.kv_unified_per_slot or self.ctx_size // self.parallel, self.ctx_size)
+        if self.ctx_size and n_ctx_slot < LEAST_CTX_SLOT:
+            raise ConfigError(
+                f"--ctx-size {self.ctx_size} leaves {n_ctx_slot} tokens to each of the {self.parallel} slots of"
+                f" --parallel, and each needs {LEAST_CTX_SLOT}: raise -c or lower -np"
+            )
+
 
 class RopeSettings(Settings):
     """Positions: contexts longer than what a model was trained for. The model's own where nothing is said."""
@@ -459,7 +473,8 @@ class LeavingSettings(Settings):
     group: ClassVar[str] = "leaving"
 
     slot_save_path: Annotated[Path | None, Flag("--slot-save-path")] = Field(
-        None, description="folder in which POST /slots keeps what slots have in the cache; without it that is off"
+        None,
+        description="folder, which must be there, for what POST /slots keeps of slots' cache; without it that is off",
     )
     grace_s: Annotated[float, Flag("--grace-s")] = Field(
         25.0, ge=0, description="seconds that SIGTERM leaves running jobs to finish before they are given back"

@@ -28,10 +28,9 @@ CONFIG_VARIABLE = PREFIX + "CONFIG"
 CONFIG_FILE = "slotstream.toml"
 ORIGINS_VARIABLE = PREFIX + "ORIGINS"
 """Of the variables that a supervisor sets: the places that it has the values from, as JSON."""
-EPILOG = (
-    "Every long flag is also a variable and a key of slotstream.toml:\n"
-    "--keep-alive-s is SLOTSTREAM_KEEP_ALIVE_S and keep_alive_s."
-)
+EPILOG = "Every long flag is also a variable and a key of slotstream.toml:\n{flag} is {variable} and {key}."
+EXAMPLES = ("log_level", "url")
+"""The fields that the help takes for an example: the first of them that a role has."""
 
 ROLES: dict[str, type[Settings]] = {}
 """Every class that names a role, by that name."""
@@ -88,7 +87,7 @@ class Settings(BaseSettings):
     @classmethod
     def from_command_line(cls, argv: Sequence[str], *, prog: str, description: str) -> Self:
         """Settings from flags, variables and the file. Prints help, or one sentence on stderr, and exits."""
-        parser = parser_of(cls, prog, description, "\n\n".join(filter(None, (EPILOG, cls.epilog))))
+        parser = parser_of(cls, prog, description, "\n\n".join(filter(None, (_epilog(cls), cls.epilog))))
         given = vars(parser.parse_args(argv))
         try:
             settings = cls.load(given.pop("config", None), **given)
@@ -136,6 +135,11 @@ class Settings(BaseSettings):
         variables = {variable_of(name): _as_variable(getattr(self, name)) for name in self.model_fields_set}
         shown = {name: self._places.get(name) or _flag_name(type(self), name) for name in self.model_fields_set}
         return variables | {ORIGINS_VARIABLE: json.dumps(shown)}
+
+
+def _epilog(cls: type[Settings]) -> str:
+    key = next((name for name in EXAMPLES if name in cls.model_fields), None)
+    return EPILOG.format(flag=_flag_name(cls, key), variable=variable_of(key), key=key) if key else ""
 
 
 def variable_of(name: str) -> str:

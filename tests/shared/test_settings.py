@@ -170,14 +170,14 @@ def test_whoever_is_wrong_is_named_also_where_settings_contradict_each_other(
 def test_a_child_blames_the_place_where_its_supervisor_has_a_value_from(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (elsewhere / "slotstream.toml").write_text("[worker]\nctx_size = 5\n")
+    (elsewhere / "slotstream.toml").write_text("[worker]\nctx_size = 9\n")
     monkeypatch.setenv("SLOTSTREAM_PARALLEL", "4")
     told = ServeSettings.load(None, ubatch_size=3, model="x.gguf")
     (elsewhere / "slotstream.toml").unlink()
     for name, value in told.to_environment().items():
         monkeypatch.setenv(name, value)
     child = WorkerSettings.load()
-    assert (child.ctx_size, child.parallel, child.ubatch_size) == (5, 4, 3)
+    assert (child.ctx_size, child.parallel, child.ubatch_size) == (9, 4, 3)
     assert (
         child.blame("--ctx-size, --parallel, --ubatch-size, --batch-size and --no-such-thing")
         == "slotstream.toml: [worker] ctx_size, SLOTSTREAM_PARALLEL, --ubatch-size, --batch-size and --no-such-thing"
@@ -303,6 +303,9 @@ def test_help_names_every_flag(role: str, capsys: pytest.CaptureFixture[str]) ->
     text = capsys.readouterr().out
     flags = [item for field in ROLES[role].model_fields.values() for item in field.metadata if isinstance(item, Flag)]
     assert "--config" in text
+    [(named, variable, key)] = re.findall(r"^(--\S+) is (\S+) and (\S+)\.$", text, re.MULTILINE)
+    assert named in [name for flag in flags for name in flag.names]
+    assert key in ROLES[role].model_fields and variable == f"SLOTSTREAM_{key.upper()}"
     assert [name for flag in flags for name in flag.names if name not in text] == []
 
 
@@ -339,6 +342,11 @@ def test_a_token_of_the_hub_goes_on_to_children_and_into_no_text(monkeypatch: py
         (["-hf", "a/b", "--model-sha256", "0" * 64], "--model-sha256 is of no use without --model-url"),
         (["-mu", "http://a/b", "--model-sha256", "abc"], "--model-sha256: string should match"),
         (["-mm", "a.gguf", "-mmu", "http://a"], "--mmproj and --mmproj-url exclude each other"),
+        (
+            ["-c", "8", "-np", "8"],
+            "--ctx-size 8 leaves 1 tokens to each of the 8 slots of --parallel, and each needs 2",
+        ),
+        (["-c", "4"], "raise -c or lower -np"),
         (["--rerank", "--pooling", "mean"], "--rerank and --pooling mean exclude each other"),
     ],
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from shared.settings import LEAST_CTX_SLOT
 from worker.engine.admission import Admission
 from worker.engine.cells import Cells
 from worker.engine.config import EngineConfig
@@ -109,8 +110,10 @@ def _check(config: EngineConfig, n_ctx_slot: int) -> None:
         raise LoadFailed(f"--parallel is {config.n_slots}, and llama.cpp takes at most {max_sequences()}")
     if config.n_batch < config.n_slots:
         raise LoadFailed(f"--batch-size is {config.n_batch}, and must be at least --parallel, {config.n_slots}")
-    if n_ctx_slot < 2:
-        raise LoadFailed(f"--ctx-size leaves {n_ctx_slot} tokens to each of {config.n_slots} slots")
+    if n_ctx_slot < LEAST_CTX_SLOT:
+        raise LoadFailed(
+            f"the context leaves {n_ctx_slot} tokens to each of {config.n_slots} slots: raise -c or lower -np"
+        )
 
 
 def _n_ids(config: EngineConfig, model: Model) -> int:
