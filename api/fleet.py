@@ -25,6 +25,8 @@ STALE_AFTER_S = 5.0
 INSPECT_EVERY_S = 30.0
 """After a failover another server may answer to the same name, and throw jobs away."""
 AWAY = "Redis cannot be reached"
+THERE = ("loading", "ready")
+"""How a worker stands that takes jobs, or will."""
 
 State = Literal["ok", "loading model", "load failed", "no worker", "redis unavailable"]
 
@@ -75,7 +77,7 @@ class Fleet:
                 if told:
                     log.warning("no jobs are taken", reason=told)
                 else:
-                    log.info("jobs are taken", workers=len(self.workers))
+                    log.info("jobs are taken", workers=sum(worker.status in THERE for worker in self.workers))
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def look(self, timeout_s: float = LOOK_TIMEOUT_S) -> bool:
@@ -144,6 +146,12 @@ class Fleet:
         return max((worker.progress for worker in self.workers if worker.status == "loading"), default=0.0)
 
     @property
+    def loading(self) -> str:
+        """What is said of the load that is furthest: llama.cpp's words, and what it is at where they would mislead."""
+        stage = max((_stage(worker) for worker in self.workers if worker.status == "loading"), default=(0.0, ""))[1]
+        return f"Loading model: {stage}" if stage else "Loading model"
+
+    @property
     def failure(self) -> str:
         """Why the last worker that failed to start did, if one has lately."""
         return _failure(self.workers)
@@ -182,7 +190,7 @@ class Fleet:
         serving = self.serving()
         if not serving:
             is_loading = any(worker.status == "loading" for worker in self.workers)
-            why = "Loading model" if is_loading else self.failure or "No worker has served a model yet"
+            why = self.loading if is_loading else self.failure or "No worker has served a model yet"
             raise NotReady(why)
         named = f"Model {asked!r} is not served" if asked else "Several models are served"
         raise UnknownModel(f"{named}; there are {', '.join(sorted(serving))}", param="model")
@@ -204,7 +212,7 @@ class Fleet:
 
     def staff(self, model: str) -> list[WorkerState]:
         """The workers that serve a model, or load it, sorted by id."""
-        return [worker for worker in self._of(model) if worker.status in ("loading", "ready")]
+        return [worker for worker in self._of(model) if worker.status in THERE]
 
     def _of(self, model: str) -> list[WorkerState]:
         return [worker for worker in self.workers if worker.model.name == model]
@@ -214,9 +222,10 @@ class Fleet:
         members = self._of(model)
         if any(worker.status == "ready" for worker in members):
             return None
-        loading = [worker.progress for worker in members if worker.status == "loading"]
+        loading = [_stage(worker) for worker in members if worker.status == "loading"]
         if loading:
-            return f"the model, which is loaded to {max(loading):.0%}"
+            progress, stage = max(loading)
+            return f"the model, which is loaded to {progress:.0%}{f': {stage}' if stage else ''}"
         failure = _failure(members)
         return f"a worker; the last one could not start: {failure}" if failure else "a worker"
 
@@ -246,6 +255,13 @@ class Fleet:
         return meant or (next(iter(serving)) if len(serving) == 1 else None)
 
 
+def _stage(worker: WorkerState) -> tuple[float, str]:
+    return worker.progress, worker.stage
+
+
 def _failure(workers: Iterable[WorkerState]) -> str:
-    failed = [worker for worker in workers if worker.status == "failed"]
+    """Of models that nobody serves or loads: what was mended since is no news any more."""
+    workers = list(workers)
+    staffed = {worker.model.name for worker in workers if worker.status in THERE}
+    failed = [worker for worker in workers if worker.status == "failed" and worker.model.name not in staffed]
     return max(failed, key=lambda worker: worker.started_at).failure if failed else ""

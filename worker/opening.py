@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Protocol, Self
 
 import structlog
 
@@ -31,8 +31,17 @@ FETCHING = 0.9
 STEPS = 4
 """How often a load is told of in the log."""
 
+STAGE = "it is being fetched"
+
 Tell = Callable[[float], None]
 """Hears how far something is, 0 to 1."""
+
+
+class TellStage(Protocol):
+    """The same, and what is done, where that is more than reading a file."""
+
+    def __call__(self, progress: float, stage: str = "") -> None: ...
+
 
 log = structlog.get_logger(__name__)
 
@@ -60,9 +69,14 @@ class Intent:
             TemplateChoice.of(settings),
         )
 
-    async def fetched(self, settings: WorkerSettings, tell: Tell) -> Self:
+    async def fetched(self, settings: WorkerSettings, tell: TellStage) -> Self:
         """The same with all files here, fetched if need be. ConfigError, LoadFailed."""
-        files = await self.order.files(lambda share: tell(FETCHING * share))
+        if self.order.is_elsewhere:
+            tell(0.0, STAGE)
+        files = await self.order.files(
+            on_progress=lambda share: tell(FETCHING * share, STAGE),
+            on_trouble=lambda why: tell(0.0, f"{STAGE}; {why}"),
+        )
         return replace(self, config=EngineConfig.from_settings(found(settings, files)))
 
 
@@ -95,9 +109,9 @@ async def load(engine: Engine, intent: Intent, tell: Tell) -> Template:
         slots=intent.config.n_slots,
         n_ctx_slot=engine.n_ctx_slot,
         threads=intent.config.n_threads,
-        wait_policy=os.environ.get("OMP_WAIT_POLICY", "default"),
         load_s=round(time.monotonic() - started, 1),
     )
+    log.debug("threads wait", policy=os.environ.get("OMP_WAIT_POLICY", "default"))
     return template
 
 

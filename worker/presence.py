@@ -52,7 +52,7 @@ class Announcer:
         self._adapters = Adapters()
         self._started_at = time.time()
         self._status: Status = "loading"
-        self._progress = 0.0
+        self._progress, self._stage = 0.0, ""
         self._failure = ""
         self._changed = asyncio.Event()
         self._snapshot: Callable[[], EngineSnapshot] = EngineSnapshot
@@ -62,9 +62,10 @@ class Announcer:
         """The model's, in the queue."""
         return self._card.name
 
-    def loading(self, progress: float) -> None:
-        """How far it is, 0 to 1. It never goes back: a model that was fetched is loaded then, from the beginning."""
-        self._progress = max(self._progress, progress)
+    def loading(self, progress: float, stage: str = "") -> None:
+        """How far it is, 0 to 1, and what it does, if that is more than reading a file. It never goes back: a model
+        that was fetched is loaded then, from the beginning."""
+        self._progress, self._stage = max(self._progress, progress), readable(stage)
 
     def failed(self, why: str) -> None:
         """It cannot start. The last that is said of it, and kept for those who wait."""
@@ -115,6 +116,7 @@ class Announcer:
             model=_with_scales(self._card, self._adapters.defaults),
             status=self._status,
             progress=round(self._progress, 4),
+            stage=self._stage if self._status == "loading" else "",
             failure=self._failure,
             started_at=self._started_at,
             slots=tuple(SlotState(**asdict(slot)) for slot in snapshot.slots),

@@ -87,7 +87,7 @@ def _fault(fleet: Fleet, state: State) -> Response:
         case "redis unavailable":
             error = BusUnavailable(fleet.trouble or AWAY)
         case "loading model":
-            error = NotReady("Loading model")
+            error = NotReady(fleet.loading)
             more = {"progress": fleet.progress}
         case "load failed":
             error = NotReady(fleet.failure)
@@ -149,6 +149,13 @@ def _model_json(card: ModelCard, created: int) -> dict[str, Any]:
     }
 
 
+def _capabilities(card: ModelCard) -> list[str]:
+    """llama.cpp's words for what generates text. For what does not it has none: ollama's, and Jina's for its path."""
+    if not card.can_generate:
+        return ["rerank" if card.pooling == "rank" else "embedding"]
+    return ["completion", "multimodal"] if card.has_vision else ["completion"]
+
+
 def _ollama_json(card: ModelCard) -> dict[str, Any]:
     return {
         "name": card.name,
@@ -159,7 +166,7 @@ def _ollama_json(card: ModelCard) -> dict[str, Any]:
         "type": "model",
         "description": card.description,
         "tags": [""],
-        "capabilities": ["completion"],
+        "capabilities": _capabilities(card),
         "parameters": "",
         "details": {
             "parent_model": "",

@@ -89,6 +89,8 @@ class WorkerState(Wire):
     """`failed`: it could not start, and is gone; this is left for those who wait for it."""
     progress: float = 1.0
     """Of loading, 0 to 1."""
+    stage: str = ""
+    """What it does while it loads, where that is more than reading the model's file."""
     failure: str = ""
     """Why it failed, in a sentence."""
     started_at: float

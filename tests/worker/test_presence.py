@@ -23,6 +23,20 @@ class Wall:
         return
 
 
+async def test_what_a_load_is_at_is_told_while_it_lasts() -> None:
+    wall = Wall()
+    announcer = Announcer(cast(Presence, wall), "w", ("m",), "m.gguf", 1)
+    announcer.loading(0.5, "it is being fetched")
+    announcing = asyncio.create_task(announcer.run())
+    state = await asyncio.wait_for(wall.heard.get(), 5)
+    assert (state.progress, state.stage) == (0.5, "it is being fetched")
+    announcer.loading(0.0, "it is being fetched; nobody answers")
+    announcer.draining()
+    assert (await asyncio.wait_for(wall.heard.get(), 5)).stage == ""
+    announcing.cancel()
+    await asyncio.wait((announcing,))
+
+
 async def test_a_file_whose_name_is_no_utf_8_can_be_told_of() -> None:
     wall, name = Wall(), os.fsdecode(b"m\xff")
     announcer = Announcer(cast(Presence, wall), "w", (name, name), f"{name}.gguf", 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import SecretStr
@@ -35,13 +35,24 @@ class Order:
         """What clients call the model where no alias is given."""
         return self.model.name
 
-    async def files(self, on_progress: Callable[[float], None] = lambda _: None) -> ModelFiles:
-        """All there, fetched if need be. `on_progress` hears 0 to 1. DownloadFailed."""
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether a part of it is not named as a file of this machine: it may have to be fetched."""
+        return self.projector is not None or not isinstance(self.model, FromFile)
+
+    async def files(
+        self,
+        on_progress: Callable[[float], None] = lambda _: None,
+        on_trouble: Callable[[str], None] = lambda _: None,
+    ) -> ModelFiles:
+        """All there, fetched if need be. `on_progress` hears 0 to 1, `on_trouble` why something is tried again.
+        DownloadFailed."""
+        terms = replace(self.terms, patience=replace(self.terms.patience, on_trouble=on_trouble))
         try:
             if self.projector is None:
-                return await self.model.files(self.terms, on_progress)
-            model = await self.model.files(self.terms, lambda share: on_progress(share / 2))
-            projector = await self.projector.files(self.terms, lambda share: on_progress((1 + share) / 2))
+                return await self.model.files(terms, on_progress)
+            model = await self.model.files(terms, lambda share: on_progress(share / 2))
+            projector = await self.projector.files(terms, lambda share: on_progress((1 + share) / 2))
         except OSError as error:
             raise DownloadFailed(f"{error.filename or self.terms.cache.folder}: {error.strerror}") from error
         return ModelFiles(model.model, projector.model)

@@ -24,6 +24,8 @@ class Patience:
     first_s: float = 0.5
     """Before the second attempt; then twice as long each time."""
     most_s: float = 30.0
+    on_trouble: Callable[[str], None] = lambda _: None
+    """Hears why something is tried again."""
 
     def briefly(self) -> Patience:
         """For what there is another way around."""
@@ -42,6 +44,7 @@ class Patience:
                 if failed >= self.attempts:
                     raise DownloadFailed(f"{trouble}; gave up after {failed} attempts") from trouble
                 wait_s = self._wait_s(failed, trouble)
+                self.on_trouble(str(trouble))
                 log.warning("will try again", reason=str(trouble), in_s=round(wait_s, 1))
                 await asyncio.sleep(wait_s)
 

@@ -6,8 +6,11 @@ import asyncio
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
+import pytest
 from pydantic import SecretStr
+from structlog.testing import capture_logs
 
 from shared.bus import Bus, open_bus
 from shared.errors import BusUnavailable
@@ -42,6 +45,47 @@ async def test_a_loading_model_is_told_with_its_progress(settings: ApiSettings, 
     assert response.status_code == 503
     body = response.json()
     assert (body["status"], body["progress"], body["error"]["message"]) == ("loading model", 0.4, "Loading model")
+
+
+async def test_a_model_that_is_fetched_is_told_with_the_last_trouble(settings: ApiSettings, bus: Bus) -> None:
+    stage = "it is being fetched; the hub cannot be reached"
+    await ScriptedWorker(bus).announce("loading", progress=0.1, stage=stage)
+    async with serve(settings) as api:
+        body = (await api.client.get("/health")).json()
+        assert (body["status"], body["error"]["message"]) == ("loading model", f"Loading model: {stage}")
+        made = await api.client.post("/v1/jobs", json={"endpoint": "/completion", "body": {"prompt": "say b"}})
+        assert made.json()["waiting_for"] == f"the model, which is loaded to 10%: {stage}"
+
+
+async def test_a_failure_is_no_news_once_somebody_loads_the_model(settings: ApiSettings, bus: Bus) -> None:
+    await ScriptedWorker(bus).announce("failed", failure="there is no such model")
+    with capture_logs() as lines:
+        async with serve(settings) as api:
+            assert (await api.client.get("/health")).json()["status"] == "load failed"
+            mended = ScriptedWorker(bus, worker_id="w2")
+            await mended.announce("loading")
+            await until_health(api, 503, "loading model")
+            await mended.announce("ready")
+            await until_health(api, 200)
+    assert [line["workers"] for line in lines if line["event"] == "jobs are taken"] == [0]
+
+
+@pytest.mark.parametrize(
+    ("more", "capabilities"),
+    [
+        ({}, ["completion"]),
+        ({"pooling": "mean"}, ["completion"]),
+        ({"has_vision": True}, ["completion", "multimodal"]),
+        ({"can_generate": False, "pooling": "cls"}, ["embedding"]),
+        ({"can_generate": False, "pooling": "rank"}, ["rerank"]),
+    ],
+)
+async def test_a_model_says_what_it_can_do(
+    settings: ApiSettings, bus: Bus, more: dict[str, Any], capabilities: list[str]
+) -> None:
+    async with ScriptedWorker(bus, **more), serve(settings) as api:
+        [listed] = (await api.client.get("/v1/models")).json()["models"]
+    assert listed["capabilities"] == capabilities
 
 
 async def test_who_waits_for_a_model_that_cannot_be_loaded_hears_why(settings: ApiSettings, bus: Bus) -> None:

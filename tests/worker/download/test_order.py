@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from shared.settings import ConfigError, WorkerSettings
-from tests.worker.download.servers import Files, HubServer, gguf
+from tests.worker.download.conftest import SOON
+from tests.worker.download.servers import Fault, Files, HubServer, gguf
 from worker.download import ModelFiles, Order
 
 
@@ -74,3 +76,25 @@ async def test_a_projector_of_its_own_stands_for_the_repository_s(tmp_path: Path
     assert len(hub.files.visits) == 1
     assert heard == sorted(heard)
     assert heard[-1] == 1.0
+
+
+async def test_it_is_told_why_something_is_tried_again(tmp_path: Path, files: Files) -> None:
+    files.contents["m.gguf"] = gguf()
+    files.faults = [Fault(status=503)]
+    wanted = order(tmp_path, model_url=str(files.url("m.gguf")))
+    heard: list[str] = []
+    await replace(wanted, terms=replace(wanted.terms, patience=SOON)).files(on_trouble=heard.append)
+    assert heard == ["127.0.0.1 answers with status 503"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_elsewhere"),
+    [
+        ({"model": "m.gguf"}, False),
+        ({"model_url": "https://h/m.gguf"}, True),
+        ({"hf_repo": "a/b"}, True),
+        ({"model": "m.gguf", "mmproj_url": "https://h/p.gguf"}, True),
+    ],
+)
+def test_it_is_known_what_may_have_to_be_fetched(tmp_path: Path, settings: dict[str, str], is_elsewhere: bool) -> None:
+    assert order(tmp_path, **settings).is_elsewhere is is_elsewhere
