@@ -30,7 +30,7 @@ from api.outgoing import Outgoing
 from api.problems import on_error
 from api.routes import adapters, jobs, llamacpp, openai, slots, status
 from shared import telemetry
-from shared.bus import open_bus
+from shared.bus import ADVICE, open_bus
 from shared.errors import BusUnavailable, SlotstreamError
 from shared.settings import ApiSettings, ConfigError
 
@@ -136,7 +136,7 @@ async def _serve(settings: ApiSettings, listener: socket.socket) -> int:
         try:
             await bus.check_server()
         except BusUnavailable as error:
-            log.warning("starting without the queue's server", reason=error.message)
+            log.warning("starting without the queue's server", reason=error.message, advice=ADVICE)
     host, port = listener.getsockname()[:2]
     config = uvicorn.Config(
         create_app(settings),

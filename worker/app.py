@@ -74,13 +74,12 @@ async def _work(
     make_engine: Callable[[EngineConfig, OnEvents], Engine],
 ) -> None:
     intent = Intent.of(settings)
+    slot_folder = SlotFolder(settings.slot_save_path) if settings.slot_save_path else None
     await signals.before_first(bus.reach())
     intent = await signals.before_first(intent.fetched(settings, announcer.loading))
     publisher = Publisher(bus.queue, held := HeldJobs(), announcer.worker_id)
     engine = make_engine(intent.config, publisher.post)
-    slot_files = None
-    if settings.slot_save_path:
-        slot_files = SlotFiles(SlotFolder(settings.slot_save_path), engine, publisher.post)
+    slot_files = SlotFiles(slot_folder, engine, publisher.post) if slot_folder else None
     template = await signals.before_first(load(engine, intent, announcer.loading))
     try:
         await agree(bus.presence, engine.adapters, announcer.name)

@@ -35,7 +35,7 @@ from api.cli.runfolder import BadOutput, InputChanged, ModelChanged, RunFolder, 
 from api.cli.service import JobView, Refusal, Service, ServiceLost
 from api.cli.signals import Interruption
 from api.cli.spool import ForeignPart, Ledger
-from api.cli.stack import Place, check_model, config_of, free_port, open_stack
+from api.cli.stack import Place, check_model, check_slot_folder, config_of, free_port, open_stack
 from api.cli.state import state_folder
 from api.cli.supervisor import ChildRefused
 from shared.flags import flag_of
@@ -80,6 +80,8 @@ def _check_model(settings: RunSettings, argv: Sequence[str]) -> None:
         )
     elif settings.model:
         check_model(settings.model)
+    if not settings.url:
+        check_slot_folder(settings.slot_save_path)
 
 
 def _model_flag(argv: Sequence[str]) -> str | None:
@@ -191,7 +193,7 @@ class BulkRun:
         self._n_done_before = ledger.tally.done
         self._live_tokens = 0
         """Generated for lines that have not ended: counted here until their record is."""
-        self._tokens_before = self._tokens()
+        self._generated_before, self._prompt_before = ledger.tally.generated_tokens, ledger.tally.prompt_tokens
         self._wall_s = 0.0
         self.has_asked = False
         """Whether there may be jobs that only this run knows."""
@@ -226,8 +228,10 @@ class BulkRun:
         tokens = f"{tally.prompt_tokens:,} prompt and {tally.generated_tokens:,} generated tokens"
         speed = ""
         if self._wall_s > 0:
-            rate = (self._tokens() - self._tokens_before) / self._wall_s
-            speed = f"\n{rate:.0f} tokens/s, {duration(self._wall_s)}"
+            kind, n_tokens = "generated", tally.generated_tokens - self._generated_before
+            if not n_tokens:  # embeddings, or scores
+                kind, n_tokens = "prompt", tally.prompt_tokens - self._prompt_before
+            speed = f"\n{n_tokens / self._wall_s:.0f} {kind} tokens/s, {duration(self._wall_s)}"
         failures = ""
         with contextlib.suppress(OSError):  # the input may be gone by now; the results are good without
             failures = "".join(f"\n  {text}" for text in self._failures())

@@ -5,10 +5,20 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from api.cli.signals import Interruption
-from api.cli.stack import Place, Stack, check_model, check_port_is_free, config_of, free_port, open_stack
+from api.cli.stack import (
+    Place,
+    Stack,
+    check_model,
+    check_port_is_free,
+    check_slot_folder,
+    config_of,
+    free_port,
+    open_stack,
+)
 from api.cli.state import state_folder
 from api.cli.supervisor import CONFIG_EXIT_CODE, LOAD_EXIT_CODE, ChildRefused
 from shared.modelfile import LoadFailed
@@ -39,6 +49,7 @@ async def _serve(settings: ServeSettings, config: dict[str, str]) -> int:
         raise ConfigError("which model? Name a GGUF file with -m FILE, a repository with -hf, or try -m demo")
     if settings.workers and settings.model:
         check_model(settings.model)
+    check_slot_folder(settings.slot_save_path)
     place = Place(
         folder=state_folder(settings.state_dir) / "valkey",
         host=settings.host,
@@ -50,7 +61,9 @@ async def _serve(settings: ServeSettings, config: dict[str, str]) -> int:
         async with open_stack(settings, place, say=_say, extra=config) as stack:
             interruption.at_once = stack.supervisor.kill
             await stack.become_ready(needs_worker=settings.workers > 0, tell=_say)
-            print(_welcome(stack, settings), flush=True)
+            key = settings.api_key[0].get_secret_value() if settings.api_key else None
+            abilities = await stack.supervisor.beside(stack.abilities(key))
+            print(welcome(stack, has_key=key is not None, abilities=abilities), flush=True)
             await stack.supervisor.beside(asyncio.Event().wait())
     _say("stopped")
     return 0
@@ -64,14 +77,33 @@ def _say(text: str) -> None:
     print(f"{PROG}: {text}", file=sys.stderr, flush=True)
 
 
-def _welcome(stack: Stack, settings: ServeSettings) -> str:
-    key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_key else ""
+class Example(NamedTuple):
+    path: str
+    body: str
+
+
+CHAT = Example(
+    "/v1/chat/completions",
+    '{"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 32, "stream": true}',
+)
+EXAMPLES = {
+    "completion": CHAT,
+    "rerank": Example("/v1/rerank", '{"query": "What is a bee?", "documents": ["An insect.", "A city."]}'),
+    "embedding": Example("/v1/embeddings", '{"input": "A bee is an insect."}'),
+}
+"""What to try first, by what a model can do."""
+
+
+def welcome(stack: Stack, *, has_key: bool, abilities: Collection[str]) -> str:
+    """What is said once requests are answered; without abilities, as if there were text to come."""
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if has_key else ""
+    example = next((example for ability, example in EXAMPLES.items() if ability in abilities), CHAT)
     return f"""
   slotstream is ready
     API        {stack.place.url}
     queue      {stack.redis}
 
   Try it:
-    curl {stack.place.url}/v1/chat/completions{key} -H 'Content-Type: application/json' \\
-      -d '{{"messages": [{{"role": "user", "content": "Say hello."}}], "max_tokens": 32, "stream": true}}'
+    curl {stack.place.url}{example.path}{key} -H 'Content-Type: application/json' \\
+      -d '{example.body}'
 """

@@ -149,7 +149,7 @@ class Service:
         except aiohttp.InvalidURL:
             raise ServiceLost(f"{self.url} is not a URL") from None
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise ServiceLost(f"nothing answers at {self.url}: {_why(error)}") from None
+            raise ServiceLost(f"nothing answers at {self.url}: {_why(error)} (see --url)") from None
         if response.status in (401, 403):
             raise self._refused_key()
         is_away = response.status == 503 and _fault(content)  # its queue is: that is waited for

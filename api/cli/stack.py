@@ -54,6 +54,19 @@ class Stack:
     redis: str
     """What the roles are connected to, without its password."""
 
+    async def abilities(self, api_key: str | None) -> list[str]:
+        """What the models that are served can do, in the words of `/v1/models`; empty when that cannot be told."""
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5), headers=headers) as session,
+                session.get(f"{self.place.url}/v1/models") as response,
+            ):
+                content = await response.json()
+        except (aiohttp.ClientError, TimeoutError, ValueError):
+            return []
+        return [ability for model in content.get("models", []) for ability in model["capabilities"]]
+
     async def become_ready(self, *, needs_worker: bool, tell: Callable[[str], None]) -> None:
         """Wait until requests are answered. Raises ChildRefused when that cannot come."""
         await self.supervisor.beside(_wait_until_healthy(self.place.url, needs_worker, tell))
@@ -107,6 +120,13 @@ def check_model(model: str) -> None:
     """Raise LoadFailed for what no worker could load: known at once, nothing has to be started to find out."""
     if model != "demo":
         check_file(Path(model))
+
+
+def check_slot_folder(folder: Path | None) -> None:
+    """Raise ConfigError for what no worker could keep files of slots in, as it would itself."""
+    if folder is not None and not folder.is_dir():
+        why = "not a directory" if folder.exists() else "no such file or directory"
+        raise ConfigError(f"--slot-save-path: {folder}: {why}")
 
 
 def free_port(host: str) -> int:
@@ -199,7 +219,7 @@ async def _missing(session: aiohttp.ClientSession, url: str, needs_worker: bool)
     if response.status == 200 or (not needs_worker and content["status"] != "redis unavailable"):
         return None
     message: str = content["error"]["message"]
-    return f"{message}, {content['progress']:.0%}" if "progress" in content else message
+    return f"{message} ({content['progress']:.0%})" if "progress" in content else message
 
 
 def _without_password(url: str) -> str:

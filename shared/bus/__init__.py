@@ -31,6 +31,7 @@ from shared.errors import BusUnavailable
 from shared.settings import BusSettings, ConfigError
 
 __all__ = [
+    "ADVICE",
     "AdapterCard",
     "Bus",
     "Chunk",
@@ -59,6 +60,9 @@ __all__ = [
 OLDEST_SERVER = (7, 0)
 """Redis's version; Valkey reports one that it is compatible with."""
 
+ADVICE = "start Redis or Valkey there, name another with --redis-url, or use `slotstream serve`, which brings its own"
+"""For who starts a role without a server."""
+
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 """Between two looks for a server that is not there yet."""
 
@@ -81,12 +85,13 @@ class Bus:
 
     async def reach(self) -> None:
         """Waits for the server, however long: a role may well start before it. Raises ConfigError as `check_server`."""
-        pause_s = FIRST_PAUSE_S
+        pause_s, advice = FIRST_PAUSE_S, {"advice": ADVICE}
         while True:
             try:
                 return await self.check_server()
             except BusUnavailable as error:
-                log.warning("waiting for the server", setting="--redis-url", reason=error.message)
+                log.warning("waiting for the server", setting="--redis-url", reason=error.message, **advice)
+            advice = {}  # once is enough
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 

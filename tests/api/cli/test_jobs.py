@@ -212,6 +212,11 @@ async def test_a_mistake_is_one_sentence(
     assert done.err.startswith(f"slotstream jobs {arguments[0]}: {sentence}")
 
 
+def test_who_asks_where_nobody_is_hears_which_flag_says_where() -> None:
+    done = run_here(("list", "--url", "http://127.0.0.1:1"), b"", {})
+    assert done.err.endswith(" (see --url)\n")
+
+
 async def test_the_key_comes_from_a_flag_or_the_environment(settings: ApiSettings, worker: ScriptedWorker) -> None:
     async with serve(settings.model_copy(update={"api_key": (SecretStr("one"),)})) as api:
         refused = await jobs(api, "list")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import signal
 import socket
 from collections.abc import Callable
@@ -45,6 +46,7 @@ def test_results_are_in_input_order_although_jobs_end_out_of_order(bulk: RunComm
     assert [say(result) for result in bulk.results()] == [f"say-{n}" for n in range(50)]
     assert not bulk.part.exists()
     assert "50 lines, none failed; 150 prompt and 49 generated tokens" in done.stdout
+    assert re.search(r"^\d+ generated tokens/s, ", done.stdout, re.MULTILINE)
     assert "50/50 done" in done.stderr
     stats = jobs_server.get("/stats")
     assert stats["posts"] == 50

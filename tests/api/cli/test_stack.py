@@ -1,21 +1,28 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 from api.cli import main, stack
 from api.cli.run import NO_API_KEY
+from api.cli.serve import welcome
 from api.cli.stack import Place, config_of, free_port
 from api.cli.supervisor import Command, Supervisor
+from shared.bus import Bus
 from shared.settings import ApiSettings
 from tests.api.cli.conftest import ROOT, RunCommand, environment
+from tests.api.conftest import serve as served
+from tests.api.scripted_worker import ScriptedWorker
 
 
 def serve(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -57,6 +64,13 @@ def test_serve_says_that_a_model_file_is_missing_before_anything_starts(tmp_path
     refused = serve(tmp_path, "-m", "nothing.gguf", "--port", "0")
     assert refused.returncode == 3
     assert refused.stderr == "slotstream serve: cannot read the model nothing.gguf: no such file or directory\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_serve_says_that_the_folder_of_slots_is_missing_before_anything_starts(tmp_path: Path) -> None:
+    refused = serve(tmp_path, "-m", "demo", "--port", "0", "--slot-save-path", "nothing")
+    assert refused.returncode == 2
+    assert refused.stderr == "slotstream serve: --slot-save-path: nothing: no such file or directory\n"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -135,6 +149,35 @@ async def test_a_start_that_waits_says_what_health_says(
             await asyncio.wait((ready, said), return_when=asyncio.FIRST_COMPLETED)
         assert is_said.is_set() and not ready.done()
         ready.cancel()
+
+
+@pytest.mark.parametrize(
+    ("abilities", "path"),
+    [
+        ([], "/v1/chat/completions"),
+        (["completion", "multimodal"], "/v1/chat/completions"),
+        (["embedding"], "/v1/embeddings"),
+        (["rerank"], "/v1/rerank"),
+        (["embedding", "completion"], "/v1/chat/completions"),
+    ],
+)
+def test_what_to_try_first_is_what_the_model_can_do(tmp_path: Path, abilities: list[str], path: str) -> None:
+    place = Place(tmp_path, "127.0.0.1", 80)
+    said = welcome(stack.Stack(Supervisor([], say=print), place, ""), has_key=False, abilities=abilities)
+    assert f"curl http://127.0.0.1:80{path} -H" in said
+    assert json.loads(re.findall(r"-d '(.*)'", said)[0])
+
+
+@pytest.mark.parametrize("more", [{}, {"can_generate": False, "pooling": "rank"}])
+async def test_a_stack_knows_what_its_models_can_do(
+    tmp_path: Path, bus: Bus, settings: ApiSettings, more: dict[str, Any]
+) -> None:
+    keyed = settings.model_copy(update={"api_key": (SecretStr("k"),)})
+    async with ScriptedWorker(bus, **more), served(keyed) as api:
+        port = int(api.url.rpartition(":")[2])
+        ours = stack.Stack(Supervisor([], say=print), Place(tmp_path, "127.0.0.1", port), "")
+        assert await ours.abilities("k") == (["rerank"] if more else ["completion"])
+        assert await ours.abilities(None) == []
 
 
 def test_the_config_file_is_handed_on() -> None:

@@ -11,6 +11,7 @@ import uvloop
 from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ResponseError
+from structlog.testing import capture_logs
 
 from shared.bus import Bus, EmbeddedServer, open_bus
 from shared.bus.address import server_of
@@ -168,9 +169,11 @@ async def test_a_role_waits_for_a_server_and_then_looks_at_it(tmp_path: Path, po
         url = server.start(tmp_path)
         server.stop()
         async with open_bus(BusSettings(redis_url=url), name="test") as bus:
-            reaching = asyncio.create_task(bus.reach())
-            await asyncio.wait((reaching,), timeout=0.2)
+            with capture_logs() as lines:
+                reaching = asyncio.create_task(bus.reach())
+                await asyncio.wait((reaching,), timeout=1.0)
             assert not reaching.done()
+            assert ["advice" in line for line in lines] == [True] + [False] * (len(lines) - 1), "what to do, once"
             server.start(tmp_path)
             async with Redis.from_url(url) as client:
                 await client.config_set("maxmemory-policy", policy)
