@@ -301,6 +301,10 @@ class Rerank(Wire):
     query: str
     documents: tuple[str, ...] = Field(min_length=1)
 
+    @property
+    def inputs(self) -> tuple[Prompt, ...]:
+        return tuple(self.query + document for document in self.documents)
+
 
 class Tokenize(Wire):
     """Token ids of a prompt, as the model's vocabulary has them."""
@@ -345,6 +349,9 @@ class SetAdapters(Wire):
     and the later one is to count everywhere. 0: when it comes."""
 
 
+InputRequest = Embedding | Rerank
+"""What has a context of its own beside generation, and needs no slot."""
+
 QuickRequest = Tokenize | Detokenize | ApplyTemplate | SlotAction | SetAdapters
 """What is answered in a moment and needs no slot to itself."""
 
@@ -352,6 +359,10 @@ Request = Annotated[
     Completion | Infill | Chat | Embedding | Rerank | Tokenize | Detokenize | ApplyTemplate | SlotAction | SetAdapters,
     Field(discriminator="kind"),
 ]
+
+
+PLACE_CHARACTERS = 256
+"""Of an input: a decode of some hundred tokens costs what several short ones do."""
 
 
 class Job(Wire):
@@ -375,6 +386,10 @@ class Job(Wire):
         return isinstance(self.request, QuickRequest)
 
     @property
+    def has_inputs(self) -> bool:
+        return isinstance(self.request, InputRequest)
+
+    @property
     def is_bound(self) -> bool:
         """Only the worker that it was sent to can do it: it means that one's slots, files or adapters."""
         return isinstance(self.request, SlotAction | SetAdapters)
@@ -393,6 +408,13 @@ class Job(Wire):
         return self.request.n_sequences if isinstance(self.request, Generation) else 1
 
     @property
+    def n_places(self) -> int:
+        """What it takes of the room for its line: slots, or places of inputs, of which a long one has several."""
+        if not isinstance(self.request, InputRequest):
+            return self.n_slots
+        return max(1, sum(1 + _length(text) // PLACE_CHARACTERS for text in self.request.inputs))
+
+    @property
     def version(self) -> int:
         """The oldest kind of worker that reads it as it is meant."""
         match self.request:
@@ -406,7 +428,9 @@ class Job(Wire):
 
     @property
     def queue(self) -> str:
-        """Which line it stands in: its lane's, or that of what needs no slot."""
+        """Which line it stands in: its lane's, or one of what needs no slot: quick work, people's inputs, bulk's."""
+        if self.has_inputs:
+            return "inputs" if self.lane is Lane.INTERACTIVE else "bulk_inputs"
         return "quick" if self.is_quick else self.lane.value
 
 
@@ -440,6 +464,11 @@ VERSION = 3
 """Of jobs as they travel; a job may be of an older one (`Job.version`). Raise it when a request means something that
 an older worker would misread or refuse: such jobs wait for newer workers. A new field that may be dropped needs no new
 version. The other way round there is no waiting: what older versions have queued must be readable for good."""
+
+
+def _length(text: Prompt) -> int:
+    """In characters; a token stands for about four."""
+    return len(text) if isinstance(text, str) else sum(4 if isinstance(piece, int) else len(piece) for piece in text)
 
 
 def new_job_id(partition: int = 0) -> str:

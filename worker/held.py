@@ -6,6 +6,7 @@ Lives on the event loop's thread alone. Knows neither Redis nor llama.cpp.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -15,6 +16,9 @@ from shared.bus import Chunk, Claimed, Lease
 from shared.events import Accepted, Failure, Finished, Part, Progress, Tokens
 from shared.jobs import Job, Lane
 from worker.engine import Task
+
+INPUTS_AT_ONCE = 64
+"""Of one job in the engine: two decodes of as many as ever share one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +46,10 @@ class Held:
     progress: dict[int, Progress] = field(default_factory=dict)
     """By sequence, the latest."""
     unsent: list[Tokens] = field(default_factory=list)
+    _most_places: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._most_places = self.job.n_places  # looks at all inputs
 
     @property
     def job(self) -> Job:
@@ -54,12 +62,17 @@ class Held:
     @property
     def queue(self) -> str:
         """The line that it came from."""
-        return "own" if self.claimed.is_own else self.job.queue
+        return "own" if self.claimed.is_own else self.claimed.queue or self.job.queue
 
     @property
     def n_slots(self) -> int:
         """Those that it has, or would like to have: one at least while it is held."""
         return max(1, self.job.n_slots - len(self.parts))
+
+    @property
+    def n_places(self) -> int:
+        """Of the room for inputs, as far as they are still to be embedded."""
+        return max(1, math.ceil(self._most_places * (1 - len(self.parts) / self.expected)))
 
     @property
     def is_complete(self) -> bool:
@@ -77,9 +90,9 @@ class Held:
 
     def take_tasks(self, most: int) -> list[Task]:
         """What the engine is to be given now, so that it has at most so many sequences of a job that wants several:
-        others come between the rest."""
+        others come between the rest. Of inputs, which are short, it has more."""
         n_inside = self.expected - len(self.parts) - len(self.ahead)
-        n_more = most - n_inside if self.job.n_slots > 1 else len(self.ahead)
+        n_more = (INPUTS_AT_ONCE if self.job.has_inputs else most) - n_inside
         return [self.ahead.popleft() for _ in range(min(n_more, len(self.ahead)))]
 
     def hear(self, event: Accepted | Progress | Tokens | Part | Failure) -> None:
@@ -166,7 +179,7 @@ class HeldJobs:
         return any(held.claimed.is_suspect for held in self._by_id.values())
 
     def of(self, queue: str) -> list[Held]:
-        """The jobs of one line: of a lane, the quick ones, or those of this worker's `own`."""
+        """The jobs of one line: of a lane, the quick ones, inputs, or those of this worker's `own`."""
         return [held for held in self._by_id.values() if held.queue == queue]
 
     async def wait_empty(self) -> None:

@@ -4,7 +4,8 @@ It takes no more than it can start: the interactive lane gets the slots that are
 free ones and a small window beyond, so that a slot that frees up has its next job at hand. A job counts as many slots
 as it has sequences to go; one with more of them than there are slots is taken all the same, has them in turn, and
 lets one other job at a time in between. What is meant for this worker alone has a number of its own: it waits here, for
-its slot, and keeps nobody else out but from that one.
+its slot, and keeps nobody else out but from that one. Inputs need no slot: of them it has in hand about what one decode
+holds, so that those of a pile are shared by all workers.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ REST_S = 3.0
 """For so long after it gave bulk back a worker leaves all of it to others."""
 QUICK_JOBS = 4
 """At once, beside all slots."""
+INPUT_PLACES = 32
+"""In hand, of people or of bulk: some two thousand tokens keep the embedder busy while more are claimed, and another
+worker would have nothing to do for as long as they take."""
 OWN_JOBS = 64
 """That are meant for this worker alone, at once: many may wait for one slot, before one that wants another."""
 EXAMINED_S = 0.25
@@ -174,6 +178,7 @@ class Puller:
         one_more = int(may_share and n_free < 0 and len(interactive) == 1)
         one_more_of_bulk = int(may_share and n_free_for_bulk < 0 and len(bulk) == 1)
         is_resting = time.monotonic() < self._rests_until
+        n_inputs, n_bulk_inputs = self._n_places(may_share=may_share)
         return Wanted(
             quick=max(0, QUICK_JOBS - len(self._held.of("quick"))),
             interactive=max(n_free, one_more),
@@ -181,7 +186,18 @@ class Puller:
             bulk=0 if snapshot.n_parked_for_any or is_resting else max(n_free_for_bulk, one_more_of_bulk),
             suspects=0 if self._held.has_suspect else 1,
             own=max(0, OWN_JOBS - len(self._held.of("own"))),
+            inputs=n_inputs,
+            bulk_inputs=n_bulk_inputs,
         )
+
+    def _n_places(self, *, may_share: bool) -> tuple[int, int]:
+        """For inputs, of people and of bulk. Beside people bulk is taken at intervals alone: it waits for them here,
+        and another worker may have nothing to do."""
+        people, bulk = self._held.of("inputs"), self._held.of("bulk_inputs")
+        n_free = INPUT_PLACES - sum(held.n_places for held in people)
+        n_free_for_bulk = INPUT_PLACES - sum(held.n_places for held in bulk)
+        one_more = int(may_share and len(people) == 1)
+        return max(n_free, one_more), max(n_free_for_bulk, 0) if may_share or not people else 0
 
     def _n_slots_of_own(self, snapshot: EngineSnapshot) -> tuple[int, int]:
         """Slots that those take which are meant for this worker alone, of people and of bulk: however many want one

@@ -77,10 +77,14 @@ class Wanted(NamedTuple):
     death, and an innocent one would be given up with the guilty."""
     own: int = 0
     """Jobs that are for this worker alone, whether they need a slot or not."""
+    inputs: int = 0
+    """Of people, to embed or to rank: places beside all slots."""
+    bulk_inputs: int = 0
+    """Bulk's, beside those."""
 
     @property
     def is_nothing(self) -> bool:
-        return not (self.quick or self.interactive or self.bulk or self.own)
+        return not any(self._replace(suspects=0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +130,8 @@ class Claimed:
     """Bulk jobs of the model that were left in the queue of this job's partition."""
     is_own: bool = False
     """It was meant for this worker alone."""
+    queue: str = ""
+    """The line that it stood in. Older versions queued inputs in the lanes."""
 
     @property
     def is_suspect(self) -> bool:
@@ -449,7 +455,7 @@ class Queue:
             json.dumps(job.metadata) if job.metadata else "",
             "1" if job.is_durable else "0",
             job.version,
-            1 if worker else job.n_slots,
+            1 if worker else job.n_places,
             "" if job.is_bound else job.queue,
         ]
 
@@ -462,9 +468,10 @@ class Queue:
                 await self._claim_around(worker_id, model, wanted, sweep, claimed)
             else:
                 # Two rounds: nobody's bulk goes before a person's job that waits in another partition.
-                left = await self._claim_around(worker_id, model, wanted._replace(bulk=0), sweep, claimed)
+                people = wanted._replace(bulk=0, bulk_inputs=0)
+                left = await self._claim_around(worker_id, model, people, sweep, claimed)
                 n_interactive = wanted.interactive - left.interactive
-                bulk = Wanted(0, 0, max(0, wanted.bulk - n_interactive), left.suspects)
+                bulk = Wanted(0, 0, max(0, wanted.bulk - n_interactive), left.suspects, bulk_inputs=wanted.bulk_inputs)
                 await self._claim_around(worker_id, model, bulk, sweep, claimed)
         except BusUnavailable:
             if not claimed:
@@ -502,21 +509,17 @@ class Queue:
         )
         while True:
             [reply] = await run(self._link, claim, [call])
-            now_ms, is_more, n_quick, n_interactive, n_bulk, n_suspects, n_own, n_waiting, rows = reply
+            now_ms, is_more, n_waiting, rows, *numbers = reply
             if rows or not is_more:
                 break
-        left = Wanted(
-            wanted.quick - n_quick,
-            max(0, wanted.interactive - n_interactive),
-            max(0, wanted.bulk - n_interactive - n_bulk),
-            wanted.suspects - n_suspects,
-            wanted.own - n_own,
-        )
+        taken = Wanted(*numbers)
+        left = Wanted(*(max(0, number - had) for number, had in zip(wanted, taken, strict=True)))
+        left = left._replace(bulk=max(0, left.bulk - taken.interactive))
         return [claimed for row in rows if (claimed := await self._read(row, now_ms, n_waiting))], left
 
     async def _read(self, row: list[Reply], now_ms: int, n_waiting: int) -> Claimed | None:
         """A job as it was handed out; None when it cannot be read, after which it has ended."""
-        job_id, request, token, attempt, deaths, n_events, created_ms, deadline_ms, is_own = row
+        job_id, request, token, attempt, deaths, n_events, created_ms, deadline_ms, is_own, queue = row
         lease = Lease(job_id.decode(), token.decode())
         try:
             job = Job.model_validate_json(request or b"")
@@ -537,6 +540,7 @@ class Queue:
             now=now_ms / 1000,
             n_waiting=n_waiting,
             is_own=bool(is_own),
+            queue=job.queue if queue == b"own" else queue.decode(),
         )
 
     async def _place(self, tenant: str, job_id: str) -> _Place:
@@ -587,16 +591,15 @@ class Queue:
         load = f"{self._keys.prefix(partition)}load:{model}"
         turn = f"{self._keys.prefix(partition)}turn:{model}:{queue}"
         names = (
-            *(f"taken:{queue}:{tenant}", f"queued:{queue}:{tenant}", f"queued:{queue}", "queued:interactive"),
+            *(f"taken:{queue}:{tenant}", f"queued:{queue}:{tenant}", f"queued:{queue}"),
+            f"queued:{_GOES_FIRST.get(queue, '')}",
             *_RATE_FIELDS,
         )
         counts, n_tenants, time = await ask(self._link, [("HMGET", load, *names), ("ZCARD", turn), ("TIME",)])
-        taken, own_queued, queued, interactive = (max(0, int(count or 0)) for count in counts[:4])
+        taken, own_queued, queued, ahead = (max(0, int(count or 0)) for count in counts[:4])
         # Cancelled jobs keep their places until a claim passes them by: those who wait are a bound too.
         own = max(1, min(int(fields["ticket"]) - taken, own_queued))
-        position = max(own, min(own * max(1, n_tenants), queued))
-        if queue == Lane.BULK:
-            position += interactive
+        position = max(own, min(own * max(1, n_tenants), queued)) + ahead
         rate = _rate(counts[4:], _seconds(time))
         return position, round(position / rate, 1) if rate else None
 
@@ -640,6 +643,8 @@ class _Place(NamedTuple):
     job_id: str
 
 
+_GOES_FIRST = {"bulk": "interactive", "bulk_inputs": "inputs"}
+"""Whose line is worked off before that of bulk."""
 _NEWEST = _Place(math.inf, "")
 _RATE_FIELDS = ("done", "done_ms", "done_since_ms")
 

@@ -127,7 +127,8 @@ class ScriptedWorker:
 
     async def _claim(self, *, sweep: bool = False) -> None:
         free = self.n_slots - len(self._running)
-        for claimed in await self.bus.queue.claim(self.id, self.model, Wanted(1, free, free, own=1), sweep=sweep):
+        wanted = Wanted(1, free, free, own=1, inputs=free, bulk_inputs=free)
+        for claimed in await self.bus.queue.claim(self.id, self.model, wanted, sweep=sweep):
             self._running[claimed.job.id] = asyncio.create_task(self._work(claimed))
             async with self._changed:
                 self.taken.append(claimed.job.id)

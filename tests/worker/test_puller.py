@@ -11,7 +11,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from shared.bus import Claimed, EmbeddedServer, Lease, LeaseKeeper, Wanted, open_bus
-from shared.jobs import Completion, Constraint, Job, Lane, Request, SlotAction, Tokenize
+from shared.events import Score
+from shared.jobs import Completion, Constraint, Embedding, Job, Lane, Request, SlotAction, Tokenize
 from shared.settings import BusSettings
 from tests.chaos.engine import ByteModel, ScriptedEngine
 from tests.worker.test_held import answer
@@ -19,8 +20,23 @@ from worker.engine import EngineConfig, EngineSnapshot, SlotSnapshot
 from worker.held import Held, HeldJobs
 from worker.intake import Registrar
 from worker.publisher import Publisher
-from worker.puller import EXAMINED_S, MOST_EXAMINED, OWN_JOBS, QUICK_JOBS, Hands, Puller, Station, bulk_window
+from worker.puller import (
+    EXAMINED_S,
+    INPUT_PLACES,
+    MOST_EXAMINED,
+    OWN_JOBS,
+    QUICK_JOBS,
+    Hands,
+    Puller,
+    Station,
+    bulk_window,
+)
 from worker.rules import Rules
+
+
+def wants(**fields: int) -> Wanted:
+    """Room for inputs, which slots do not bear upon, is what it is while there are none."""
+    return Wanted(**{"inputs": INPUT_PLACES, "bulk_inputs": INPUT_PLACES} | fields)
 
 
 @pytest.mark.parametrize(("n_waiting", "window"), [(0, 1), (4, 1), (8, 2), (20, 5), (32, 8), (10_000, 8)])
@@ -47,44 +63,80 @@ async def pulling(settings: BusSettings, n_slots: int = 1) -> AsyncIterator[tupl
 
 
 def claimed(
-    number: int, request: Request, deaths: int = 0, *, is_own: bool = False, lane: Lane = Lane.INTERACTIVE
+    number: int,
+    request: Request,
+    deaths: int = 0,
+    *,
+    is_own: bool = False,
+    lane: Lane = Lane.INTERACTIVE,
+    queue: str = "",
 ) -> Held:
     job = Job(id=f"job_0_{number}", model="m", request=request, lane=lane)
     lease = Lease(job.id, f"w:{number}:0")
     times = {"enqueued_at": 0.0, "deadline_at": 9.0, "now": 1.0}
-    return Held(Claimed(job, lease, attempt=1, deaths=deaths, n_events=0, is_own=is_own, **times))
+    return Held(Claimed(job, lease, attempt=1, deaths=deaths, n_events=0, is_own=is_own, queue=queue, **times))
 
 
 async def test_what_is_held_is_wanted_no_more(tmp_path: Path) -> None:
     async with pulling(BusSettings(redis_url=f"unix://{tmp_path}/nobody.sock"), n_slots=4) as (puller, held):
-        assert puller.wanted() == Wanted(own=OWN_JOBS, quick=QUICK_JOBS, interactive=4, bulk=5, suspects=1)
+        assert puller.wanted() == wants(own=OWN_JOBS, quick=QUICK_JOBS, interactive=4, bulk=5, suspects=1)
         held.add(claimed(1, Completion(prompts=("a",)), deaths=1))
         held.add(claimed(2, Tokenize(content="a")))
-        assert puller.wanted() == Wanted(own=OWN_JOBS, quick=QUICK_JOBS - 1, interactive=3, bulk=4, suspects=1)
+        assert puller.wanted() == wants(own=OWN_JOBS, quick=QUICK_JOBS - 1, interactive=3, bulk=4, suspects=1)
         held.add(claimed(3, Completion(prompts=("a",)), deaths=2))
-        assert puller.wanted() == Wanted(own=OWN_JOBS, quick=QUICK_JOBS - 1, interactive=2, bulk=3, suspects=0)
+        assert puller.wanted() == wants(own=OWN_JOBS, quick=QUICK_JOBS - 1, interactive=2, bulk=3, suspects=0)
 
 
 async def test_a_job_counts_as_many_slots_as_it_has_sequences_to_go(tmp_path: Path) -> None:
     async with pulling(BusSettings(redis_url=f"unix://{tmp_path}/nobody.sock"), n_slots=4) as (puller, held):
         held.add(pair := claimed(1, Completion(prompts=("a",), n=2)))
-        assert puller.wanted() == Wanted(own=OWN_JOBS, quick=QUICK_JOBS, interactive=2, bulk=3)
+        assert puller.wanted() == wants(own=OWN_JOBS, quick=QUICK_JOBS, interactive=2, bulk=3)
         held.add(many := claimed(2, Completion(prompts=("a", "b"), n=8)))
-        assert puller.wanted() == Wanted(own=OWN_JOBS, quick=QUICK_JOBS, interactive=0, bulk=0)
+        assert puller.wanted() == wants(own=OWN_JOBS, quick=QUICK_JOBS, interactive=0, bulk=0)
         for index in range(15):
             many.hear(answer(index))
-        assert puller.wanted() == Wanted(own=OWN_JOBS, quick=QUICK_JOBS, interactive=1, bulk=2)
+        assert puller.wanted() == wants(own=OWN_JOBS, quick=QUICK_JOBS, interactive=1, bulk=2)
         pair.hear(answer(0))
-        assert puller.wanted() == Wanted(own=OWN_JOBS, quick=QUICK_JOBS, interactive=2, bulk=3)
+        assert puller.wanted() == wants(own=OWN_JOBS, quick=QUICK_JOBS, interactive=2, bulk=3)
+
+
+async def test_inputs_take_no_slot_but_places_as_long_as_they_are_to_be_embedded(tmp_path: Path) -> None:
+    async with pulling(BusSettings(redis_url=f"unix://{tmp_path}/nobody.sock"), n_slots=4) as (puller, held):
+        held.add(few := claimed(1, Embedding(inputs=("a",) * 10)))
+        held.add(claimed(2, Embedding(inputs=("a" * 1000, "b")), lane=Lane.BULK))
+        n_free, n_free_for_bulk = INPUT_PLACES - 10, INPUT_PLACES - 5
+        common = {"own": OWN_JOBS, "quick": QUICK_JOBS, "interactive": 4, "bulk": 5}
+        assert puller.wanted() == Wanted(**common, inputs=n_free, bulk_inputs=0)
+        assert puller.wanted(may_share=True) == Wanted(**common, inputs=n_free, bulk_inputs=n_free_for_bulk)
+        few.expected = 10
+        for index in range(9):
+            few.hear(Score(index=index, prompt_tokens=1, score=0.0))
+        assert puller.wanted().inputs == INPUT_PLACES - 1
+        held.remove("job_0_1")
+        assert puller.wanted() == Wanted(**common, inputs=INPUT_PLACES, bulk_inputs=n_free_for_bulk)
+
+
+async def test_a_job_of_more_inputs_than_there_are_places_lets_one_other_in(tmp_path: Path) -> None:
+    async with pulling(BusSettings(redis_url=f"unix://{tmp_path}/nobody.sock"), n_slots=4) as (puller, held):
+        held.add(claimed(1, Embedding(inputs=("a",) * 300)))
+        assert (puller.wanted().inputs, puller.wanted(may_share=True).inputs) == (0, 1)
+        held.add(claimed(2, Embedding(inputs=("a",))))
+        assert puller.wanted(may_share=True).inputs == 0
+
+
+async def test_inputs_that_came_from_a_lane_take_its_slots(tmp_path: Path) -> None:
+    async with pulling(BusSettings(redis_url=f"unix://{tmp_path}/nobody.sock"), n_slots=4) as (puller, held):
+        held.add(claimed(1, Embedding(inputs=("a",)), queue="interactive"))
+        assert puller.wanted() == wants(own=OWN_JOBS, quick=QUICK_JOBS, interactive=3, bulk=4)
 
 
 async def test_of_all_that_want_one_slot_one_has_it_at_a_time(tmp_path: Path) -> None:
     async with pulling(BusSettings(redis_url=f"unix://{tmp_path}/nobody.sock"), n_slots=4) as (puller, held):
         for number, slot in enumerate((0, 0, 4, 8, 1)):
             held.add(claimed(number, Completion(prompts=("a",), id_slot=slot), is_own=True))
-        assert puller.wanted() == Wanted(own=OWN_JOBS - 5, quick=QUICK_JOBS, interactive=2, bulk=3)
+        assert puller.wanted() == wants(own=OWN_JOBS - 5, quick=QUICK_JOBS, interactive=2, bulk=3)
         held.add(claimed(6, Completion(prompts=("a",), id_slot=1, n=2), is_own=True))
-        assert puller.wanted() == Wanted(own=OWN_JOBS - 6, quick=QUICK_JOBS, interactive=1, bulk=2)
+        assert puller.wanted() == wants(own=OWN_JOBS - 6, quick=QUICK_JOBS, interactive=1, bulk=2)
 
 
 async def test_bulk_in_slots_of_its_own_keeps_no_person_out(tmp_path: Path) -> None:
@@ -120,7 +172,7 @@ async def test_what_waits_for_a_busy_slot_keeps_no_quick_work_out(tmp_path: Path
     async with pulling(BusSettings(redis_url=f"unix://{tmp_path}/nobody.sock"), n_slots=4) as (puller, held):
         for number in range(OWN_JOBS + 1):
             held.add(claimed(number, SlotAction(action="erase", slot=0), is_own=True))
-        assert puller.wanted() == Wanted(own=0, quick=QUICK_JOBS, interactive=4, bulk=5)
+        assert puller.wanted() == wants(own=0, quick=QUICK_JOBS, interactive=4, bulk=5)
 
 
 async def test_while_a_constraint_is_tried_others_can_have_the_slot(tmp_path: Path) -> None:
@@ -167,7 +219,7 @@ async def test_a_job_larger_than_its_worker_lets_one_other_in(tmp_path: Path) ->
 async def test_no_more_bulk_is_wanted_while_some_is_parked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with pulling(BusSettings(redis_url=f"unix://{tmp_path}/nobody.sock"), n_slots=4) as (puller, _):
         monkeypatch.setattr(ScriptedEngine, "snapshot", lambda _: EngineSnapshot(n_parked=1, n_parked_for_any=1))
-        assert puller.wanted() == Wanted(own=OWN_JOBS, quick=QUICK_JOBS, interactive=4, bulk=0)
+        assert puller.wanted() == wants(own=OWN_JOBS, quick=QUICK_JOBS, interactive=4, bulk=0)
         monkeypatch.setattr(ScriptedEngine, "snapshot", lambda _: EngineSnapshot(n_parked=1))
         assert puller.wanted().bulk == 5, "what waits for a slot of its own goes into no other"
 
@@ -184,7 +236,7 @@ async def test_after_some_was_given_back_no_bulk_is_wanted_for_a_while(
     async with pulling(BusSettings(redis_url=f"unix://{tmp_path}/nobody.sock"), n_slots=4) as (puller, _):
         puller.rest()
         for may_share in (False, True):
-            assert puller.wanted(may_share=may_share) == Wanted(own=OWN_JOBS, quick=QUICK_JOBS, interactive=4, bulk=0)
+            assert puller.wanted(may_share=may_share) == wants(own=OWN_JOBS, quick=QUICK_JOBS, interactive=4, bulk=0)
         monkeypatch.setattr("worker.puller.REST_S", 0.0)
         puller.rest()
         assert puller.wanted().bulk == 5

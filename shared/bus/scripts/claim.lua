@@ -2,7 +2,8 @@
 -- claim: hands out the jobs of silent workers and waiting ones.
 -- Invariant: a job that is handed out is running under a lease that nobody else has ever had; never more are handed
 -- out than asked for, and never more suspects. Cancelled, expired and vanished jobs end here.
--- Room is counted in slots: a job may want several, and only the last one that is handed out more than there are.
+-- Room is counted in slots, of inputs in places: a job may want several, and only the last one that is handed out more
+-- than there are.
 -- uses: clock ending putback orphans
 local load = KEYS[1]
 local prefix, model, worker, nonce = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
@@ -10,7 +11,8 @@ local lease_ms, is_sweep = tonumber(ARGV[5]), ARGV[6] == '1'
 local quick, interactive, bulk = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 local suspects = tonumber(ARGV[10]) -- in all lanes together: jobs whose next death must be theirs alone
 local own = tonumber(ARGV[11]) -- jobs of its own stream, however many slots they want
-local version = tonumber(ARGV[12]) -- the newest kind of request that the worker can read
+local inputs, bulk_inputs = tonumber(ARGV[12]), tonumber(ARGV[13]) -- beside all slots
+local version = tonumber(ARGV[14]) -- the newest kind of request that the worker can read
 
 local MOST_DEATHS = 3
 
@@ -110,7 +112,7 @@ local function hand_out(stream, entry, id, is_lost)
   end
   handed_cost = handed_cost + cost
   local is_own = stream == own_stream and 1 or 0
-  handed[#handed + 1] = {id, request, lease, attempts, deaths, tonumber(events), created, deadline, is_own}
+  handed[#handed + 1] = {id, request, lease, attempts, deaths, tonumber(events), created, deadline, is_own, queue}
   return tonumber(slots or 1)
 end
 
@@ -216,9 +218,18 @@ local function take_waiting(lane, room)
 end
 
 local orphans = is_sweep and settle_orphans(prefix, model, worker, now, lease_ms) or {}
+local waiting = {} -- lane -> jobs, when this call began
+local LANES = {'quick', 'interactive', 'inputs', 'bulk', 'bulk_inputs'}
+for i, count in ipairs(redis.call(
+  'HMGET', load, 'queued:quick', 'queued:interactive', 'queued:inputs', 'queued:bulk', 'queued:bulk_inputs')) do
+  waiting[LANES[i]] = tonumber(count or 0)
+end
 
 local function take(lane, room)
   local taken = 0
+  if room <= 0 then
+    return taken
+  end
   for _, stream in ipairs(orphans) do
     taken = taken + take_lost(stream, room - taken, lane)
   end
@@ -231,7 +242,7 @@ local function take(lane, room)
     end
   end
   -- The count saves a look at every tenant; a sweep looks all the same, should the count be wrong.
-  if taken < room and (is_sweep or tonumber(redis.call('HGET', load, 'queued:' .. lane) or 0) > 0) then
+  if taken < room and (is_sweep or waiting[lane] > 0) then
     taken = taken + take_waiting(lane, room - taken)
   end
   return taken
@@ -241,10 +252,14 @@ local most_suspects = suspects
 local n_own = take_own(own)
 local n_quick = take('quick', quick)
 local n_interactive = take('interactive', interactive)
+local n_inputs = take('inputs', inputs)
 local n_bulk = take('bulk', bulk - n_interactive) -- they share slots: what a person got, bulk does not get
+local n_bulk_inputs = take('bulk_inputs', bulk_inputs)
 for count, fewer in pairs(no_longer_queued) do
   redis.call('HINCRBY', load, count, -fewer)
 end
 local n_waiting = tonumber(redis.call('HGET', load, 'queued:bulk') or 0)
 local is_more = looks <= 0 and cleared > 0
-return {now, is_more and 1 or 0, n_quick, n_interactive, n_bulk, most_suspects - suspects, n_own, n_waiting, handed}
+return {
+  now, is_more and 1 or 0, n_waiting, handed, n_quick, n_interactive, n_bulk, most_suspects - suspects, n_own, n_inputs,
+  n_bulk_inputs}

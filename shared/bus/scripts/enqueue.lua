@@ -10,10 +10,10 @@ local id, model, lane, tenant, cost = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5
 local life_ms, keep_ms, log_keep_ms = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 local most, most_of_tenant = tonumber(ARGV[9]), tonumber(ARGV[10])
 local wake, fingerprint = ARGV[11], ARGV[12]
-local queue = ARGV[13] -- quick, interactive or bulk; or own: for one worker alone
+local queue = ARGV[13] -- quick, interactive, bulk, inputs or bulk_inputs; or own: for one worker alone
 local request, body, endpoint, metadata, durable = ARGV[14], ARGV[15], ARGV[16], ARGV[17], ARGV[18]
 local version = ARGV[19]
-local slots = tonumber(ARGV[20]) -- how many of a worker's it takes
+local slots = tonumber(ARGV[20]) -- how many of a worker's it takes, or places of inputs
 local home = ARGV[21] -- the queue of what is for one worker alone, should that be gone; empty: it ends with it
 
 local jobs = string.sub(job, 1, -#id - 1)
@@ -38,12 +38,14 @@ end
 local of_queue, of_tenant = 'queued:' .. queue, 'queued:' .. queue .. ':' .. tenant
 local tickets = 'added:' .. queue .. ':' .. tenant
 local counts = redis.call(
-  'HMGET', load, 'queued:own', 'queued:quick', 'queued:interactive', 'queued:bulk', 'queued:own:' .. tenant,
-  'queued:quick:' .. tenant, 'queued:interactive:' .. tenant, 'queued:bulk:' .. tenant, of_queue, of_tenant, tickets)
+  'HMGET', load, of_queue, of_tenant, tickets, 'queued:own', 'queued:quick', 'queued:interactive', 'queued:bulk',
+  'queued:inputs', 'queued:bulk_inputs', 'queued:own:' .. tenant, 'queued:quick:' .. tenant,
+  'queued:interactive:' .. tenant, 'queued:bulk:' .. tenant, 'queued:inputs:' .. tenant,
+  'queued:bulk_inputs:' .. tenant)
 local waiting, waiting_of_tenant = 0, 0
-for i = 1, 4 do
+for i = 4, 9 do
   waiting = waiting + (counts[i] or 0)
-  waiting_of_tenant = waiting_of_tenant + (counts[i + 4] or 0)
+  waiting_of_tenant = waiting_of_tenant + (counts[i + 6] or 0)
 end
 if waiting >= most then
   return {'full', most}
@@ -55,8 +57,8 @@ local now = clock()
 local deadline = now + life_ms
 local entry = redis.call('XADD', stream, '*', 'job', id)
 local is_own = queue == 'own'
-local ahead, ticket = tonumber(counts[10] or 0), (counts[11] or 0) + 1
-redis.call('HSET', load, of_queue, (counts[9] or 0) + 1, of_tenant, ahead + 1, tickets, ticket)
+local ahead, ticket = tonumber(counts[2] or 0), (counts[3] or 0) + 1
+redis.call('HSET', load, of_queue, (counts[1] or 0) + 1, of_tenant, ahead + 1, tickets, ticket)
 
 redis.call(
   'HSET', job, 'status', 'queued', 'job', request, 'version', version, 'body', body, 'endpoint', endpoint,

@@ -56,4 +56,5 @@ def test_serve_wants_a_model(capsys: pytest.CaptureFixture[str], monkeypatch: py
     monkeypatch.delenv("SLOTSTREAM_MODEL", raising=False)
     monkeypatch.chdir(ROOT / "tests")
     assert main(["serve"]) == 2
-    assert capsys.readouterr().err == "slotstream serve: which model? Name a GGUF file with -m FILE, or try -m demo\n"
+    sentence = "which model? Name a GGUF file with -m FILE, a repository with -hf, or try -m demo"
+    assert capsys.readouterr().err == f"slotstream serve: {sentence}\n"

@@ -17,7 +17,7 @@ from shared.settings import BusSettings
 
 Found = TypeVar("Found")
 
-ANY = Wanted(quick=8, interactive=64, bulk=64, own=8)
+ANY = Wanted(quick=8, interactive=64, bulk=64, own=8, inputs=64, bulk_inputs=64)
 MOST_PARTITIONS = 64
 """Of any bus in these tests."""
 

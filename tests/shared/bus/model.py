@@ -171,9 +171,11 @@ class Model:
         n_own = self._claim_from(worker, wanted.own, claiming)
         n_quick = self._claim_from("quick", wanted.quick, claiming)
         n_interactive = self._claim_from(Lane.INTERACTIVE, wanted.interactive, claiming)
+        n_inputs = self._claim_from("inputs", wanted.inputs, claiming)
         n_bulk = self._claim_from(Lane.BULK, wanted.bulk - n_interactive, claiming)
+        n_bulk_inputs = self._claim_from("bulk_inputs", wanted.bulk_inputs, claiming)
         assert not claiming.claims, "handed out although it was not to be had"
-        assert len(claims) == n_own + n_quick + n_interactive + n_bulk
+        assert len(claims) == n_own + n_quick + n_interactive + n_inputs + n_bulk + n_bulk_inputs
         assert claiming.n_suspects <= wanted.suspects, "more suspects than wanted"
         assert not claiming.is_suspect_left or claiming.n_suspects == wanted.suspects, "a suspect was passed over"
 

@@ -25,6 +25,7 @@ from shared.jobs import (
     JobStatus,
     Lane,
     Media,
+    Rerank,
     Tokenize,
     new_job_id,
     partition_of,
@@ -33,6 +34,7 @@ from shared.settings import BusSettings
 from tests.shared.bus.conftest import ANY, Behind, a_job, claimed, eventually, keeper, other_lease, queued, tokens
 
 SUCCEEDED = Finished(status="succeeded")
+INPUT = Embedding(inputs=("a",))
 
 
 @pytest.fixture(params=[1, 4])
@@ -198,6 +200,66 @@ class TestClaim:
                 await queued(bus, request=Tokenize(content="a"))
             with pytest.raises(QueueFull):
                 await queued(bus)
+
+    async def test_inputs_take_no_slot_and_leave_none_to_others(self, wide: Bus) -> None:
+        for request in (INPUT, Rerank(query="a", documents=("b",)), Completion(prompts=("a",))):
+            for lane in Lane:
+                await queued(wide, request=request, lane=lane)
+        assert Counter(
+            (claim.queue, claim.job.lane) for claim in await wide.queue.claim("w1", "m", Wanted(8, 8, 8))
+        ) == {("interactive", Lane.INTERACTIVE): 1, ("bulk", Lane.BULK): 1}
+        claims = await wide.queue.claim("w1", "m", Wanted(0, 0, 0, inputs=1, bulk_inputs=8))
+        assert Counter(claim.queue for claim in claims) == {"inputs": 1, "bulk_inputs": 2}
+        [last] = await wide.queue.claim("w1", "m", Wanted(0, 0, 0, inputs=8, bulk_inputs=8))
+        assert await wide.queue.release(last.lease)
+        [last] = await wide.queue.claim("w2", "m", Wanted(0, 0, 0, inputs=8), sweep=True)
+        for claim in (*claims, last):
+            assert await wide.queue.finish(claim.lease, SUCCEEDED, 1)
+
+    async def test_inputs_of_people_are_handed_out_before_those_of_bulk(self, wide: Bus) -> None:
+        jobs = [await queued(wide, request=INPUT, lane=lane) for lane in (Lane.BULK, Lane.INTERACTIVE) * 2]
+        claims = await wide.queue.claim("w1", "m", ANY)
+        assert [claim.job.lane for claim in claims] == [Lane.INTERACTIVE] * 2 + [Lane.BULK] * 2
+        assert {claim.job.id for claim in claims} == {job.id for job in jobs}
+
+    @pytest.mark.parametrize("lane", Lane)
+    async def test_many_inputs_take_many_places_and_long_ones_several(self, bus: Bus, lane: Lane) -> None:
+        texts = (("a",) * 3, ("a" * 700,), ((1,) * 100,), ("a",))
+        for inputs in texts:
+            await queued(bus, request=Embedding(inputs=inputs), lane=lane)
+        wanted = Wanted(0, 0, 0, inputs=7, bulk_inputs=7)
+        assert [claim.job.n_places for claim in await bus.queue.claim("w1", "m", wanted)] == [3, 3, 2]
+        assert len(await bus.queue.claim("w1", "m", wanted)) == 1
+
+    async def test_tenants_take_turns_with_their_inputs(self, bus: Bus) -> None:
+        for tenant, n_jobs in (("hog", 30), ("b", 3)):
+            for _ in range(n_jobs):
+                await queued(bus, tenant=tenant, request=INPUT)
+        claims = await bus.queue.claim("w1", "m", Wanted(0, 0, 0, inputs=6))
+        assert Counter(claim.job.tenant for claim in claims) == {"hog": 3, "b": 3}
+
+    @pytest.mark.parametrize("lane", Lane)
+    async def test_inputs_count_into_the_depth(self, bus_settings: BusSettings, lane: Lane) -> None:
+        for limit in ("max_queued", "max_queued_per_tenant"):
+            async with open_bus(bus_settings.model_copy(update={limit: 2}), name="test") as bus:
+                jobs = [await queued(bus, request=INPUT, lane=lane, tenant=limit, model=limit) for _ in range(2)]
+                with pytest.raises(QueueFull):
+                    await queued(bus, tenant=limit, model=limit)
+                await bus.queue.cancel(jobs[0].id)
+                await queued(bus, tenant=limit, model=limit)
+
+    @pytest.mark.parametrize("lane", Lane)
+    async def test_inputs_that_an_older_version_put_into_a_lane_are_of_that_lane(
+        self, bus: Bus, monkeypatch: pytest.MonkeyPatch, lane: Lane
+    ) -> None:
+        with monkeypatch.context() as older:
+            older.setattr(Job, "queue", property(lambda job: job.lane.value))
+            older.setattr(Job, "n_places", property(lambda job: job.n_slots))
+            await queued(bus, request=Embedding(inputs=("a", "b")), lane=lane)
+            await queued(bus, request=INPUT, lane=lane)
+        assert await bus.queue.claim("w1", "m", Wanted(0, 0, 0, inputs=8, bulk_inputs=8), sweep=True) == []
+        [claim] = await bus.queue.claim("w1", "m", Wanted(0, 1, 1))
+        assert (claim.queue, claim.job.has_inputs) == (lane.value, True)
 
     async def test_only_the_model_asked_for(self, bus: Bus) -> None:
         await queued(bus, model="other:model")
@@ -866,6 +928,12 @@ class TestRecord:
         await queued(bus)
         record = await bus.queue.record(mine.id)
         assert record and record.position == 3  # one of the hog's, and the person's, go before
+
+    async def test_inputs_wait_for_inputs_alone(self, bus: Bus) -> None:
+        await queued(bus)
+        mine = [await queued(bus, request=INPUT, lane=lane) for lane in (Lane.INTERACTIVE, Lane.BULK, Lane.BULK)]
+        records = [await bus.queue.record(job.id) for job in mine]
+        assert [record.position for record in records if record] == [1, 2, 3]
 
 
 class TestWakes:

@@ -41,7 +41,7 @@ from shared.bus.keys import Keys, part
 from shared.bus.script import Script, script
 from shared.errors import IdempotencyConflict, UnknownJob
 from shared.events import Accepted, Finished
-from shared.jobs import Completion, Job, JobStatus, Lane, Request, SlotAction, Tokenize
+from shared.jobs import Completion, Embedding, Job, JobStatus, Lane, Request, SlotAction, Tokenize
 from shared.settings import BusSettings
 from tests.shared.bus.conftest import ANY, Behind, a_job, tokens
 from tests.shared.bus.model import Model, Place
@@ -57,6 +57,7 @@ LONG_RUN = int(os.environ.get("STATE_MACHINE_EXAMPLES", "0"))
 TIMEOUT_S = 0 if LONG_RUN else 600  # to shrink a counterexample takes a while
 
 COMPLETION = Completion(prompts=("Hello",), n_predict=8)
+INPUT = Embedding(inputs=("Hello",))
 BOUND = SlotAction(action="erase", slot=0)
 """Only one worker can do it."""
 WORKERS = st.sampled_from(["w1", "w:2"])
@@ -70,6 +71,8 @@ WANTED = st.builds(
     bulk=st.sampled_from([2, 1, 3, 0]),
     suspects=st.sampled_from([1, 1, 2, 0]),
     own=st.sampled_from([2, 1, 2, 0]),
+    inputs=st.sampled_from([2, 1, 2, 0]),
+    bulk_inputs=st.sampled_from([2, 1, 3, 0]),
 )
 
 
@@ -94,7 +97,7 @@ class Submission(NamedTuple):
 
 SUBMISSIONS = st.builds(
     Submission,
-    request=st.sampled_from([COMPLETION, COMPLETION, Tokenize(content="Hello")]),
+    request=st.sampled_from([COMPLETION, COMPLETION, COMPLETION, Tokenize(content="Hello"), INPUT, INPUT]),
     lane=st.sampled_from(Lane),
     tenant=st.sampled_from("ab"),
     key=st.sampled_from([None, None, "k"]),
@@ -269,7 +272,7 @@ class Machine(RuleBasedStateMachine):
             self.age_beats(part(worker))
         if n_suspects is not None:
             [other] = self.keepers.keys() - {worker}
-            self.claim(other, Wanted(2, 2, 2, n_suspects, own=2), is_sweep=True)
+            self.claim(other, Wanted(2, 2, 2, n_suspects, own=2, inputs=2, bulk_inputs=2), is_sweep=True)
 
     @while_a_job_is_alive
     @rule(worker=WORKERS, what=often(beat=2, go_on=8, be_away=2, leave=1))
