@@ -158,7 +158,7 @@ async def test_an_image_of_a_job_that_was_cancelled_is_not_encoded(
     request = completion("* *", images=(png(7), png(8)))
     with vision._turnstile.turn():  # as while another image is encoded
         async with queued(bus, request) as listener:
-            while not len(worker.held):  # noqa: ASYNC110 - nobody tells when a job is claimed
+            while not vision._turnstile._people:  # noqa: ASYNC110 - nobody tells when the first one waits its turn
                 await asyncio.sleep(0)
             await bus.queue.cancel(listener.job.id)
             await listener.to_the_end()
