@@ -100,6 +100,13 @@ def test_what_a_crash_left_half_written_is_cut(bulk: RunCommand, jobs_server: Jo
     assert [record["custom_id"] for record in records] == [f"line-{n}" for n in range(30)]
 
 
+def test_a_rate_is_of_prompts_where_nothing_is_generated(bulk: RunCommand, jobs_server: JobsServer) -> None:
+    bulk.write({"tokens": 0}, {"tokens": 0})
+    done = bulk.run(*go(bulk, jobs_server))
+    assert "6 prompt and 0 generated tokens" in done.stdout
+    assert re.search(r"^\d+ prompt tokens/s, ", done.stdout, re.MULTILINE)
+
+
 def test_a_complete_run_says_so_and_does_nothing(bulk: RunCommand, jobs_server: JobsServer) -> None:
     bulk.write(*bodies(5))
     assert bulk.run(*go(bulk, jobs_server)).returncode == 0
