@@ -108,7 +108,7 @@ async def _work(
             ),
             Station(announcer.worker_id, announcer.name, intent.config.n_slots, settings.lease_s),
         )
-        handover = Handover(bus.presence, hands, announcer.worker_id, on_given=puller.rest)
+        handover = Handover(bus.presence, hands, announcer.worker_id, on_given=puller.demand.rest)
         with keeper:
             async with _beside(_watch(engine)), _beside(publisher.run(), publisher.close):
                 async with (

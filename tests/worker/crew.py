@@ -65,7 +65,7 @@ class Worker:
         hands = Hands(self.engine, self.held, self.publisher, self._keeper)
         station = Station(self._name, "m", self.engine.config.n_slots, self._lease_s)
         self.puller = Puller(self._bus.queue, self._bus.log, hands, registrar, station)
-        self.handover = Handover(self._bus.presence, hands, self._name, on_given=self.puller.rest)
+        self.handover = Handover(self._bus.presence, hands, self._name, on_given=self.puller.demand.rest)
         self._keeper.start()
         self._announcer.ready(self.engine)
         work = (

@@ -132,7 +132,7 @@ async def test_between_workers_that_are_full_of_people_bulk_is_not_passed_to_and
         await seen(bus, 0, 1)
         assert await first.handover.look() == 1
         await stuck(first, 0)
-        assert first.puller.wanted(may_share=True).bulk == 0
+        assert first.puller.demand.wanted(may_share=True).bulk == 0
         await bulk.until(lambda: second.held.get(bulk.job.id) is not None)
         async with talking(bus):
             await stuck(second, 1)
