@@ -422,7 +422,7 @@ def test_the_engine_measures_itself(byte_model: Path) -> None:
         ({"model": Path("/none.gguf")}, "cannot read"),
         ({"n_slots": 1000}, "at most"),
         ({"n_batch": 2, "n_slots": 4}, "batch-size"),
-        ({"n_ctx": 8, "n_slots": 8}, "ctx-size"),
+        ({"n_ctx": 8, "n_slots": 8}, "raise -c or lower -np"),
         ({"cache_type_k": "f17"}, "cache-type-k"),
     ],
 )
