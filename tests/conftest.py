@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +19,9 @@ from shared.settings import BusSettings
 
 # As in a role that runs: standard output is for what a command has to say.
 structlog.configure(logger_factory=structlog.stdlib.LoggerFactory())
+
+# A shell starts what runs in the background deaf to Ctrl-C, and all that we start would be deaf too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REDIS_SERVER = shutil.which("redis-server")
 
