@@ -6,10 +6,12 @@ All share one API on one server; each starts the workers that it ends.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import json
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -266,18 +268,26 @@ async def test_07_a_decode_thread_that_hangs_loses_its_job_and_ends_its_worker(
     stack: Stack, place: tuple[Stack, Server]
 ) -> None:
     """The thread is stopped as a debugger would stop it; all others run on."""
-    first, second = await start_one_and_a_sleeper(stack, program=IMPATIENT)
-    [name] = [worker for worker in await stack.workers() if f"-{first.process.pid}-" in worker]
-    job_id = await make_job(stack, ask(n_predict=7000), priority="interactive")
-    await until_running(stack, 1)
+    for _ in range(2):
+        first, second = await start_one_and_a_sleeper(stack, program=IMPATIENT)
+        [name] = [worker for worker in await stack.workers() if f"-{first.process.pid}-" in worker]
+        job_id = await make_job(stack, ask(n_predict=7000), priority="interactive")
+        await until_running(stack, 1)
 
-    async def is_alive() -> bool:
-        """It has announced itself in the last second, for ten."""
-        return place[1].client.pttl(f"{stack.bus_settings.namespace}:worker:{name}") > 9000
+        async def is_alive(name: str = name) -> bool:
+            """It has announced itself in the last second, for ten."""
+            return place[1].client.pttl(f"{stack.bus_settings.namespace}:worker:{name}") > 9000
 
-    await stop_thread(await busiest_thread(first.process.pid), is_alive)
-    second.signal(signal.SIGCONT)
-    assert await first.wait() == 70
+        await stop_thread(await busiest_thread(first.process.pid), is_alive)
+        second.signal(signal.SIGCONT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(first.process.wait, 12)
+            break
+        # It was stopped with a lock of the allocator in its hands, for which all others wait: no hang of this kind.
+        await stack.http.post(f"/v1/jobs/{job_id}/cancel")
+        first.end()
+        second.end()
+    assert first.process.returncode == 70
     assert "the decode thread hangs" in first.log
     await stack.until(lambda: has_attempts(stack, job_id, 2))
     await stack.http.post(f"/v1/jobs/{job_id}/cancel")

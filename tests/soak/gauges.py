@@ -13,6 +13,8 @@ _PAGE_MB = os.sysconf("SC_PAGE_SIZE") / 2**20
 ALLOWED_MB = 6.0
 ALLOWED_SHARE = 0.03
 """Of what a process has on average: what it may gain over a run beside the fixed part. Allocators settle slowly."""
+LEAST_MINUTES = 0.5
+"""Of samples: in less, memory tells of the warm-up alone."""
 WARM_UP_SHARE = 0.3
 """Of a run whose samples do not count: caches fill, and records of ended jobs begin to expire."""
 
@@ -36,7 +38,7 @@ class Growth(NamedTuple):
 
     @property
     def is_flat(self) -> bool:
-        return self.gained_mb <= self.allowed_mb
+        return self.minutes < LEAST_MINUTES or self.gained_mb <= self.allowed_mb
 
 
 def growth_of(name: str, samples: Sequence[tuple[float, float]]) -> Growth:

@@ -33,6 +33,7 @@ def test_memory_that_grows_is_told_from_memory_that_settles() -> None:
     grown = growth_of("grows", grows)
     assert not grown.is_flat
     assert 15 < grown.gained_mb < 18
+    assert growth_of("has only begun", [(second / 10, size) for second, size in enumerate(range(100, 200, 4))]).is_flat
 
 
 def completion(**more: Any) -> dict[str, Any]:
