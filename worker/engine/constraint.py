@@ -11,8 +11,7 @@ import hashlib
 import threading
 from collections import OrderedDict, deque
 from dataclasses import dataclass
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 from shared.errors import InvalidRequest
 from shared.jobs import Constraint
+from worker.closing import Closing
 from worker.grammar.examiner import Examiner, Verdict
 from worker.grammar.lexicon import Lexicon
 
@@ -46,7 +46,7 @@ class Grammar:
     """What the client calls it."""
 
 
-class Grammars:
+class Grammars(Closing):
     """Compiles constraints, for threads that may wait; the decode thread gets what is compiled."""
 
     def __init__(self, lexicon: Lexicon) -> None:
@@ -66,14 +66,6 @@ class Grammars:
 
     def close(self) -> None:
         self._examiner.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _verdict(self, constraint: Constraint) -> Verdict:
         key = hashlib.blake2b(f"{constraint.syntax}\0{constraint.text}".encode("utf-8", "surrogatepass")).digest()
@@ -183,7 +175,7 @@ _CAPS = _CAPS.astype(np.float32)
 """(256, 8): the caps of eight tokens, by the byte of their bits."""
 
 
-class Masks:
+class Masks(Closing):
     """The thread that works masks out: those of all sequences that wait for one, in one call that leaves Python.
 
     `n_threads` are those of the call.
@@ -221,14 +213,6 @@ class Masks:
         self._is_closing = True
         self._is_asked.set()
         self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _run(self) -> None:
         while True:

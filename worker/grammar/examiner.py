@@ -12,11 +12,11 @@ import select
 import subprocess
 import sys
 import threading
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from shared.errors import EngineFailed
 from shared.jobs import Constraint
+from worker.closing import Closing
 from worker.grammar.lexicon import Lexicon
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ READY = Verdict()
 TOO_MUCH = Verdict(reason="it takes too much time or memory")
 
 
-class Examiner:
+class Examiner(Closing):
     """One constraint is tried at a time. The process is started when it is first needed."""
 
     def __init__(self, lexicon: Lexicon) -> None:
@@ -65,14 +65,6 @@ class Examiner:
     def close(self) -> None:
         with self._lock:
             self._end()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _start(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "worker.grammar.trial"]

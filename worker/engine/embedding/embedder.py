@@ -9,14 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
 from shared.errors import EngineFailed, InvalidRequest, NotSupported, SlotstreamError
 from shared.events import Failure, Score, Vector
 from shared.jobs import Lane
+from worker.closing import Closing
 from worker.engine.config import EngineConfig
 from worker.engine.embedding.inputs import InputRules
 from worker.engine.embedding.norm import normalized
@@ -56,7 +55,7 @@ class _Parts:
     has_failed: bool = False
 
 
-class Embedder:
+class Embedder(Closing):
     """Turns inputs into vectors or scores. A result does not depend on its neighbours: inputs share a decode only where
     that makes no difference, or where the settings say that it may."""
 
@@ -73,12 +72,7 @@ class Embedder:
         self._shares = False
         self._parts: _Parts | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         if self._context is not None:
             self._context.close()
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import llama_cpp
 import numpy as np
 
 from shared.modelfile import LoadFailed
+from worker.closing import Closing
 from worker.engine.adapters import Scales
 from worker.engine.llama import backend, state
 from worker.engine.llama.backend import Floats
@@ -47,7 +47,7 @@ class Interrupted(NamedTuple):
 Outcome = Decoded | OutOfCells | DecodeFailed | Interrupted
 
 
-class Context:
+class Context(Closing):
     """A KV cache and what computes with it: one unified cache for all sequences. For one thread."""
 
     def __init__(self, pointer: Any, model: Model, params: ContextParams) -> None:
@@ -82,14 +82,6 @@ class Context:
         if self._pointer:
             llama_cpp.llama_free(self._pointer)
             self._pointer = self._memory = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def warm_up(self) -> None:
         """Touch the weights once, so that the first request does not wait for the disk. Leaves the cache empty.

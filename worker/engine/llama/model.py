@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import llama_cpp
 
 from shared.modelfile import LoadFailed, check_file
 from shared.overrides import MetadataOverride
+from worker.closing import Closing
 from worker.engine.llama import backend
 from worker.engine.llama.adapter import LoadedAdapters
 from worker.engine.llama.facts import read_facts, token_piece
@@ -24,7 +24,7 @@ _PARSED_AS_SPECIAL = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_
 """What `parse_special` is about; user-defined tokens are parsed in any text."""
 
 
-class Model:
+class Model(Closing):
     """A loaded model: its facts, its vocabulary. Everything but `close` may be called from any thread."""
 
     def __init__(self, pointer: Any, path: Path, overrides: Sequence[MetadataOverride] = ()) -> None:
@@ -75,14 +75,6 @@ class Model:
             llama_cpp.llama_model_free(self._pointer)
             self._pointer = None
             backend.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def pointer(self) -> Any:

@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import re
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import llama_cpp
@@ -19,6 +18,7 @@ from llama_cpp import mtmd_cpp
 from numpy.typing import NDArray
 
 from shared.modelfile import LoadFailed, check_kind
+from worker.closing import Closing
 from worker.engine.llama import backend
 from worker.engine.llama.backend import Floats, Ids
 from worker.engine.llama.model import Model
@@ -81,7 +81,7 @@ class View:
         return Slice(n_rows, mtmd_cpp.mtmd_input_chunk_get_n_pos(chunk), places, steps)
 
 
-class Projector:
+class Projector(Closing):
     """A loaded projector that fits a model. `view` may be called from any thread, encoding from one at a time."""
 
     def __init__(self, pointer: Any, model: Model) -> None:
@@ -121,14 +121,6 @@ class Projector:
         if self._pointer:
             mtmd_cpp.mtmd_free(self._pointer)
             self._pointer = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @contextlib.contextmanager
     def view(self, pixels: Pixels) -> Iterator[View | None]:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
 from shared.errors import Cancelled, EngineFailed, InvalidRequest
+from worker.closing import Closing
 from worker.engine.llama import Pixels, Projector, Slice, View
 from worker.engine.vision.images import ImageRows, Picture
 from worker.engine.vision.turnstile import Turnstile
@@ -33,7 +32,7 @@ class TooManyRows(Exception):
         self.n_tokens = n_tokens
 
 
-class Vision:
+class Vision(Closing):
     """Of one model and its projector. For any thread; one image is encoded at a time."""
 
     def __init__(self, projector: Projector, n_ubatch: int, *, n_bytes: int = CACHE_BYTES) -> None:
@@ -54,14 +53,6 @@ class Vision:
         with self._turnstile.turn():
             self._is_closed = True
             self._projector.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def picture(
         self, digest: bytes, read: Callable[[], Pixels], n_room: int, name: str, *, is_bulk: bool = False
