@@ -38,12 +38,47 @@ class Timings(Wire):
     predicted_ms: float = 0.0
 
 
+class CallForm(Wire):
+    """How a model writes that it calls a function: `opening`, the name, `middle`, the arguments as one JSON object,
+    `closing`. Where one of them has white space, a model may write other white space, or none.
+
+    An `opening` that begins with a brace or a bracket is a call only at the beginning of a reply; any other, wherever
+    it stands. Learned from the model's template, which was given a call to write.
+    """
+
+    opening: str
+    middle: str
+    closing: str
+    separator: str = ""
+    """Between two calls."""
+    ending: str = ""
+    """Behind the last one."""
+
+
+class ReplyForm(Wire):
+    """How the text of a chat's reply is to be read, which only who rendered its prompt can know.
+
+    A plain reply is content throughout. Before the content there may be reasoning between two marks; in it, or behind
+    it, calls. A `generic` reply, of a model that was never taught to call, is one JSON object and nothing else: it is
+    `{"response": "text"}` or `{"tool_calls": [{"name": "…", "arguments": {…}}, …]}`.
+    """
+
+    reasoning: tuple[str, str] | None = None
+    """What opens and what closes it; None for a model that does not think aloud."""
+    is_reasoning: bool = False
+    """The prompt ends with the opening mark: the reply begins with reasoning."""
+    calls: CallForm | None = None
+    is_generic: bool = False
+
+
 class Accepted(Wire):
     """A worker took the job, and its prompt fits."""
 
     kind: Literal["accepted"] = "accepted"
     prompt_tokens: int
     n_ctx: int
+    reply: ReplyForm | None = None
+    """Of a chat; None reads as a plain one."""
 
 
 class Progress(Wire):
@@ -113,6 +148,8 @@ class Answer(Wire):
     logprobs: tuple[ChosenLogprob, ...] = ()
     """Of every token whose text is in `text`, when asked for."""
     timings: Timings = Timings()
+    reply: ReplyForm | None = None
+    """How `text` is to be read, as in `Accepted`."""
 
 
 class Vector(Wire):
@@ -172,6 +209,21 @@ class Text(Wire):
     text: str
 
 
+class Properties(Wire):
+    """What a worker knows of its model beyond the card."""
+
+    kind: Literal["properties"] = "properties"
+    index: int = 0
+    metadata: dict[str, Any] = {}
+    """The GGUF's own keys and values, without long lists."""
+    chat_template: str = ""
+    chat_template_caps: dict[str, bool] = {}
+    """What the template can render, under llama.cpp's names: `supports_tools`, `supports_system_role`, …"""
+    reply: ReplyForm = ReplyForm()
+    """Of a chat with a tool."""
+    can_infill: bool = False
+
+
 class SlotReport(Wire):
     """What was done with a slot's cache."""
 
@@ -192,7 +244,9 @@ class AdapterScales(Wire):
     scales: tuple[float, ...]
 
 
-Part = Annotated[Answer | Vector | Score | TokenIds | Text | SlotReport | AdapterScales, Field(discriminator="kind")]
+Part = Annotated[
+    Answer | Vector | Score | TokenIds | Text | Properties | SlotReport | AdapterScales, Field(discriminator="kind")
+]
 
 
 class Failure(Wire):

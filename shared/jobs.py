@@ -172,7 +172,8 @@ class Truncation(StrEnum):
     """How a prompt that does not fit is cut behind the tokens that are kept."""
 
     BLOCKS = "blocks"  # llama.cpp of 2024: whole halves of what is not kept go, so there is room to generate
-    TAIL = "tail"  # ollama: as many go as do not fit
+    TAIL = "tail"  # ollama's runner: as many go as do not fit
+    MESSAGES = "messages"  # ollama's chat: whole messages go, oldest first, but no system message and not the last one
 
 
 class Generation(Wire):
@@ -211,6 +212,8 @@ class Generation(Wire):
     """Scales of the worker's adapters, 0 for those that are not named; None leaves them to the worker."""
     id_slot: int = Field(-1, ge=-1)
     """The slot to run in, counted modulo those of the worker; -1 for any."""
+    n_ctx: int | None = Field(None, ge=1)
+    """Use no more of the slot's context than this."""
 
     @property
     def n_prompts(self) -> int:
@@ -263,6 +266,18 @@ class Infill(Generation):
     """Other files, as (name, text)."""
 
 
+class ToolUse(Wire):
+    """Functions that the model may call instead of answering, or has to."""
+
+    tools: tuple[dict[str, Any], ...] = Field(min_length=1)
+    """As OpenAI describes them, `{"type": "function", "function": {…}}`; checked for shape by the API."""
+    must_call: bool = False
+    name: str = ""
+    """The only one that may be called; empty for any of them."""
+    is_parallel: bool = True
+    """Whether one answer may call several times."""
+
+
 class Chat(Generation):
     """Messages, rendered by the worker with the template of its model."""
 
@@ -270,7 +285,10 @@ class Chat(Generation):
     messages: tuple[dict[str, Any], ...]
     """Checked for shape by the API; content is a string or None."""
     add_generation_prompt: bool = True
+    continues_last: bool = False
+    """The last message is the assistant's and not at its end: what is generated goes on with it."""
     template_kwargs: dict[str, Any] = {}
+    tool_use: ToolUse | None = None
 
 
 MAX_NORM = 100
@@ -284,6 +302,8 @@ class Embedding(Wire):
     Euclidean. llama.cpp's `embd_normalize`. Vectors of single tokens are left as they are."""
     is_pooled: bool = False
     """One vector for each input is wanted: a worker that does not pool refuses."""
+    truncates: bool = False
+    """An input that does not fit loses its end; else it is refused."""
 
     @model_validator(mode="before")
     @classmethod
@@ -327,6 +347,12 @@ class ApplyTemplate(Wire):
     chat: Chat
 
 
+class GetProperties(Wire):
+    """What the worker can tell of its model and of itself, beyond the card that all may read."""
+
+    kind: Literal["get_properties"] = "get_properties"
+
+
 class SlotAction(Wire):
     """Keeps what a slot has in the cache in a file of its worker, brings it back, or forgets it."""
 
@@ -352,11 +378,21 @@ class SetAdapters(Wire):
 InputRequest = Embedding | Rerank
 """What has a context of its own beside generation, and needs no slot."""
 
-QuickRequest = Tokenize | Detokenize | ApplyTemplate | SlotAction | SetAdapters
+QuickRequest = Tokenize | Detokenize | ApplyTemplate | GetProperties | SlotAction | SetAdapters
 """What is answered in a moment and needs no slot to itself."""
 
 Request = Annotated[
-    Completion | Infill | Chat | Embedding | Rerank | Tokenize | Detokenize | ApplyTemplate | SlotAction | SetAdapters,
+    Completion
+    | Infill
+    | Chat
+    | Embedding
+    | Rerank
+    | Tokenize
+    | Detokenize
+    | ApplyTemplate
+    | GetProperties
+    | SlotAction
+    | SetAdapters,
     Field(discriminator="kind"),
 ]
 
@@ -418,6 +454,14 @@ class Job(Wire):
     def version(self) -> int:
         """The oldest kind of worker that reads it as it is meant."""
         match self.request:
+            case GetProperties() | Embedding(truncates=True):
+                return 4
+            case Chat() as chat if chat.tool_use is not None or chat.continues_last:
+                return 4
+            case Generation() as request if request.n_ctx is not None or request.truncate is Truncation.MESSAGES:
+                return 4
+            case ApplyTemplate(chat=chat) if chat.tool_use is not None or chat.continues_last:
+                return 4
             case Embedding() | Rerank() | SlotAction() | SetAdapters():
                 return 3
             case Generation(media=None, lora=None, id_slot=-1):
@@ -460,7 +504,7 @@ class JobRecord(Wire):
         return self.finished.failure if self.finished else None
 
 
-VERSION = 3
+VERSION = 4
 """Of jobs as they travel; a job may be of an older one (`Job.version`). Raise it when a request means something that
 an older worker would misread or refuse: such jobs wait for newer workers. A new field that may be dropped needs no new
 version. The other way round there is no waiting: what older versions have queued must be readable for good."""

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from shared.bus import Claimed
 from shared.errors import InvalidRequest, NotSupported
-from shared.events import Accepted, AdapterScales, Text, TokenIds
+from shared.events import Accepted, AdapterScales, Properties, Text, TokenIds
 from shared.jobs import (
     ApplyTemplate,
     Chat,
@@ -23,6 +23,7 @@ from shared.jobs import (
     Detokenize,
     Embedding,
     Generation,
+    GetProperties,
     Infill,
     Job,
     Lane,
@@ -71,7 +72,7 @@ class Intake:
 
     accepted: Accepted
     tasks: tuple[Task, ...] = ()
-    answer: TokenIds | Text | AdapterScales | None = None
+    answer: TokenIds | Text | Properties | AdapterScales | None = None
     """Of what needs no engine."""
 
     @property
@@ -133,6 +134,8 @@ class Registrar:
                 return Intake(self._accepted(len(tokens)), answer=Text(text=self._model.detokenize(tokens)))
             case ApplyTemplate(chat=chat):
                 return Intake(self._accepted(0), answer=Text(text=self._rendered(chat)))
+            case GetProperties():
+                return Intake(self._accepted(0), answer=Properties(chat_template=self._template.source))
             case SetAdapters(adapters=adapters, set_at=set_at):
                 scales = self._adapters.set_defaults(adapters, set_at)
                 return Intake(self._accepted(0), answer=AdapterScales(scales=scales))

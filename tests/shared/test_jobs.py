@@ -4,7 +4,26 @@ import json
 
 import pytest
 
-from shared.jobs import VERSION, Adapter, Completion, Embedding, Job, Request, Rerank, Tokenize
+from shared.jobs import (
+    VERSION,
+    Adapter,
+    ApplyTemplate,
+    Chat,
+    Completion,
+    Embedding,
+    GetProperties,
+    Job,
+    Request,
+    Rerank,
+    Tokenize,
+    ToolUse,
+    Truncation,
+)
+
+CALLING = Chat(
+    messages=({"role": "user", "content": "a"},),
+    tool_use=ToolUse(tools=({"type": "function", "function": {"name": "f"}},)),
+)
 
 
 @pytest.mark.parametrize("prompt", ["Hello", [1, "two"]])
@@ -29,11 +48,17 @@ def test_an_embedding_that_an_older_version_queued_is_read(normalize: bool, norm
     [
         (Completion(prompts=("a",)), 2),
         (Tokenize(content="a"), 2),
-        (Completion(prompts=("a",), lora=(Adapter(id=0, scale=1.0),)), VERSION),
-        (Completion(prompts=("a",), lora=()), VERSION),
-        (Completion(prompts=("a",), id_slot=0), VERSION),
-        (Embedding(inputs=("a",)), VERSION),
-        (Rerank(query="a", documents=("b",)), VERSION),
+        (Completion(prompts=("a",), lora=(Adapter(id=0, scale=1.0),)), 3),
+        (Completion(prompts=("a",), lora=()), 3),
+        (Completion(prompts=("a",), id_slot=0), 3),
+        (Embedding(inputs=("a",)), 3),
+        (Rerank(query="a", documents=("b",)), 3),
+        (Completion(prompts=("a",), n_ctx=64), VERSION),
+        (Chat(messages=({"role": "user", "content": "a"},), truncate=Truncation.MESSAGES), VERSION),
+        (ApplyTemplate(chat=CALLING), VERSION),
+        (CALLING, VERSION),
+        (Embedding(inputs=("a",), truncates=True), VERSION),
+        (GetProperties(), VERSION),
     ],
 )
 def test_a_job_asks_for_no_newer_worker_than_it_needs(request_: Request, version: int) -> None:
