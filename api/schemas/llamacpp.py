@@ -104,6 +104,8 @@ def _ask(typed: NativeFields, request: Completion | Infill, album: Album) -> Ask
 class CompletionShape:
     """Objects with `stop`: in a stream false until the last one of each answer, which has no text of its own."""
 
+    framing = sse.FRAMING
+
     def __init__(self, origin: Origin, fields: NativeFields, request: Completion | Infill) -> None:
         self._origin = origin
         self._fields = fields
