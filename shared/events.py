@@ -39,18 +39,21 @@ class Timings(Wire):
 
 
 class CallForm(Wire):
-    """How a model writes that it calls a function: `opening`, the name, `middle`, the arguments as one JSON object,
-    `closing`. Where one of them has white space, a model may write other white space, or none.
+    """How a model writes that it calls functions. All calls stand between `beginning` and `ending`, with a `separator`
+    between two; each is `opening`, the name, `middle`, the arguments as one JSON object, `closing`. Where one of these
+    has white space, a model may write other white space, or none; before a `closing` it may write what is no part of
+    the call, such as an id.
 
-    An `opening` that begins with a brace or a bracket is a call only at the beginning of a reply; any other, wherever
-    it stands. Learned from the model's template, which was given a call to write.
+    Calls whose first words begin with a brace or a bracket are calls only at the beginning of a reply; any other,
+    wherever they stand. Learned from the model's template, which was given calls to write.
     """
 
     opening: str
     middle: str
     closing: str
     separator: str = ""
-    """Between two calls."""
+    beginning: str = ""
+    """Before the first one; mostly nothing."""
     ending: str = ""
     """Behind the last one."""
 
