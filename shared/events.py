@@ -220,6 +220,8 @@ class Properties(Wire):
     metadata: dict[str, Any] = {}
     """The GGUF's own keys and values, without long lists."""
     chat_template: str = ""
+    tool_template: str = ""
+    """Another one, for chats with tools, where the model has it."""
     chat_template_caps: dict[str, bool] = {}
     """What the template can render, under llama.cpp's names: `supports_tools`, `supports_system_role`, …"""
     reply: ReplyForm = ReplyForm()
