@@ -10,6 +10,7 @@ from typing import NamedTuple, Self
 from shared.jobs import Completion, Generation, Prompt
 from shared.settings import ConfigError, WorkerSettings
 from worker.engine import Engine, InputRules
+from worker.engine.overflow import n_ctx_of
 
 
 class SystemPrompt(NamedTuple):
@@ -76,6 +77,10 @@ class Rules:
             is_suffix_first=settings.spm_infill,
             n_slots=settings.parallel,
         )
+
+    def n_ctx_of(self, request: Generation) -> int:
+        """The longest sequence of a request, which may want less than there is."""
+        return n_ctx_of(request, self.n_ctx)
 
     def system_of(self, request: Generation) -> SystemPrompt:
         """A completion's own, or else the worker's. Others have none."""
