@@ -22,13 +22,14 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
+from api import synchronous
 from api.access import Access, Keys
 from api.context import Context
 from api.fleet import Fleet
 from api.listener import open_listener
 from api.outgoing import Outgoing
 from api.problems import on_error
-from api.routes import adapters, jobs, llamacpp, openai, slots, status
+from api.routes import adapters, jobs, llamacpp, slots, status
 from shared import telemetry
 from shared.bus import ADVICE, open_bus
 from shared.errors import BusUnavailable, SlotstreamError
@@ -63,22 +64,22 @@ ROUTES: list[BaseRoute] = [
     Route("/slots", status.slots, methods=["GET"]),
     Route("/slots/{id_slot}", slots.act, methods=["POST"]),
     Route("/lora-adapters", _by_method(GET=adapters.index, POST=adapters.change), methods=["GET", "POST"]),
-    Route("/completion", llamacpp.completion, methods=["POST"]),
-    Route("/completions", llamacpp.completion, methods=["POST"]),
-    Route("/infill", llamacpp.infill, methods=["POST"]),
-    Route("/embedding", llamacpp.embedding, methods=["POST"]),
-    Route("/embeddings", llamacpp.embedding, methods=["POST"]),
-    Route("/rerank", llamacpp.rerank, methods=["POST"]),
-    Route("/reranking", llamacpp.rerank, methods=["POST"]),
-    Route("/v1/rerank", llamacpp.rerank, methods=["POST"]),
-    Route("/v1/reranking", llamacpp.rerank, methods=["POST"]),
+    Route("/completion", synchronous.spoken, methods=["POST"]),
+    Route("/completions", synchronous.spoken, methods=["POST"]),
+    Route("/infill", synchronous.spoken, methods=["POST"]),
+    Route("/embedding", synchronous.spoken, methods=["POST"]),
+    Route("/embeddings", synchronous.spoken, methods=["POST"]),
+    Route("/rerank", synchronous.spoken, methods=["POST"]),
+    Route("/reranking", synchronous.spoken, methods=["POST"]),
+    Route("/v1/rerank", synchronous.spoken, methods=["POST"]),
+    Route("/v1/reranking", synchronous.spoken, methods=["POST"]),
     Route("/tokenize", llamacpp.tokenize, methods=["POST"]),
     Route("/detokenize", llamacpp.detokenize, methods=["POST"]),
     Route("/apply-template", llamacpp.apply_template, methods=["POST"]),
-    Route("/v1/completions", openai.completions, methods=["POST"]),
-    Route("/v1/chat/completions", openai.chat_completions, methods=["POST"]),
-    Route("/chat/completions", openai.chat_completions, methods=["POST"]),
-    Route("/v1/embeddings", openai.embeddings, methods=["POST"]),
+    Route("/v1/completions", synchronous.spoken, methods=["POST"]),
+    Route("/v1/chat/completions", synchronous.spoken, methods=["POST"]),
+    Route("/chat/completions", synchronous.spoken, methods=["POST"]),
+    Route("/v1/embeddings", synchronous.spoken, methods=["POST"]),
     Route("/v1/jobs", _by_method(GET=jobs.index, POST=jobs.create), methods=["GET", "POST"]),
     Route("/v1/jobs/{job_id}", jobs.show, methods=["GET"]),
     Route("/v1/jobs/{job_id}/cancel", jobs.cancel, methods=["POST"]),
