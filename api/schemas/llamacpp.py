@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from api import sse
 from api.problems import body_of
@@ -21,11 +21,11 @@ from api.schemas.later import ALWAYS, LATER, LIST, refuse_later
 from api.schemas.logprobs import native_json
 from api.schemas.pictures import Album, PromptPictures
 from api.schemas.progress import ProgressReport
-from api.schemas.prompts import prompt_of
+from api.schemas.prompts import OnePrompt, prompt_of
 from api.schemas.sampling import Whole
-from api.schemas.strict import ClientFields, bad_field, read
+from api.schemas.strict import ClientFields, by_hand, read
 from shared.events import Accepted, Answer, ChosenLogprob, Finished, Progress, Tokens
-from shared.jobs import Completion, Infill, Prompt
+from shared.jobs import Completion, Infill
 
 UNNAMED_FILE = "tmp"
 """What llama.cpp calls a piece of context whose file has no name."""
@@ -54,12 +54,16 @@ class ExtraFields(ClientFields):
 
 
 class InfillFields(NativeFields):
+    input_prefix: Annotated[Any, by_hand(OnePrompt)]
+    input_suffix: Annotated[Any, by_hand(OnePrompt)]
     input_extra: list[ExtraFields] = []
     prompt: str = ""
 
 
 class CompletionShape:
     """Objects with `stop`: in a stream false until the last one of each answer, which has no text of its own."""
+
+    framing = sse.FRAMING
 
     def __init__(self, origin: Origin, fields: NativeFields, request: Completion | Infill) -> None:
         self._origin = origin
@@ -82,7 +86,7 @@ class CompletionShape:
             case Tokens() as tokens:
                 return sse.data(self._chunk(heard.place, tokens))
             case Finished() as finished:
-                return b"".join(sse.data(self._picked(heard.place, answer)) for answer in answers_of(finished))
+                return b"".join(sse.data(self._wanted(heard.place, answer)) for answer in answers_of(finished))
         return b""
 
     def end(self) -> bytes:
@@ -92,7 +96,7 @@ class CompletionShape:
         return sse.data(body_of(error))
 
     def body(self, endings: Sequence[Finished]) -> Any:
-        finals = [self._picked(place, answer) for place, ending in enumerate(endings) for answer in answers_of(ending)]
+        finals = [self._wanted(place, answer) for place, ending in enumerate(endings) for answer in answers_of(ending)]
         return finals[0] if len(finals) == 1 else finals
 
     def _index(self, place: int, index: int) -> int:
@@ -117,9 +121,9 @@ class CompletionShape:
             chunk["timings"] = timings_json(tokens.timings)
         return chunk
 
-    def _picked(self, place: int, answer: Answer) -> dict[str, Any]:
-        final, wanted = self._final(place, answer), self._fields.response_fields
-        return _picked(final, wanted) if wanted else final
+    def _wanted(self, place: int, answer: Answer) -> dict[str, Any]:
+        final, paths = self._final(place, answer), self._fields.response_fields
+        return _picked(final, paths) if paths else final
 
     def _final(self, place: int, answer: Answer) -> dict[str, Any]:
         is_stream = self._fields.stream
@@ -169,24 +173,16 @@ def infill(fields: dict[str, Any], shape: MakesShape = CompletionShape) -> Ask:
     """The job of an `/infill` body. Raises InvalidRequest or NotSupported; whether the model can, its worker knows."""
     typed = read(InfillFields, fields)
     refuse_later(fields, LATER | {"system_prompt": ALWAYS, "image_data": LIST})
-    prefix, suffix = (_side(name, fields.get(name)) for name in ("input_prefix", "input_suffix"))
     extra = tuple((piece.filename, piece.text) for piece in typed.input_extra)
     request = Infill(
-        prefix=prefix,
-        suffix=suffix,
+        prefix=prompt_of("input_prefix", typed.input_prefix),
+        suffix=prompt_of("input_suffix", typed.input_suffix),
         prompt=typed.prompt,
         extra=extra,
         constraint=constraint_of(fields),
         **typed.generation(),
     )
     return _ask(typed, request, Album(), shape)
-
-
-def _side(name: str, value: Any) -> Prompt:
-    """What stands before the gap, or after it."""
-    if value is None:
-        raise bad_field(name, "is needed")
-    return prompt_of(name, value)
 
 
 def _ask(typed: NativeFields, request: Completion | Infill, album: Album, shape: MakesShape) -> Ask:

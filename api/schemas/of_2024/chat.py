@@ -12,7 +12,7 @@ from api.schemas.answers import answers_of, usage_json
 from api.schemas.ask import Ask, Origin
 from api.schemas.choices import ChatShape, Wanted
 from api.schemas.logprobs import native_json
-from api.schemas.of_2024 import framing
+from api.schemas.of_2024 import failure
 from api.schemas.of_2024.defaults import capped, completed_chat
 from shared.events import Answer, Finished
 from shared.jobs import Chat
@@ -34,7 +34,7 @@ class ChatShapeOf2024(ChatShape):
         return super().end().removesuffix(sse.DONE)
 
     def failed(self, error: Exception) -> bytes:
-        return framing.error(error, {})
+        return failure.told(error, {})
 
     def body(self, endings: Sequence[Finished]) -> Any:
         whole = super().body(endings)

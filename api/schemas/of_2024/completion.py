@@ -9,7 +9,7 @@ from typing import Any
 from api.schemas import llamacpp
 from api.schemas.ask import Ask, Origin
 from api.schemas.llamacpp import CompletionShape, NativeFields
-from api.schemas.of_2024 import framing
+from api.schemas.of_2024 import failure
 from api.schemas.of_2024.defaults import capped, completed
 from shared.events import Answer, Finished, Tokens
 from shared.jobs import Completion, Infill
@@ -37,7 +37,7 @@ class CompletionShapeOf2024(CompletionShape):
         return {"results": told} if isinstance(told, list) else told
 
     def failed(self, error: Exception) -> bytes:
-        return framing.error(error, {"content": "", "stop": False})
+        return failure.told(error, {"content": "", "stop": False})
 
     def _chunk(self, place: int, tokens: Tokens) -> dict[str, Any]:
         return super()._chunk(place, tokens) | {"multimodal": self._request.media is not None}

@@ -12,8 +12,8 @@ from api.problems import body_of
 from api.schemas.strict import to_json
 
 
-def error(failure: Exception, data: dict[str, Any]) -> bytes:
-    """One event with the error in both: bare in its own line, and in `data` beside what each piece of the stream has,
-    which clients of then add up without a look."""
-    body = body_of(failure)
-    return b"error: " + to_json(body["error"]) + b"\n" + sse.data({**data, **body})
+def told(error: Exception, piece: dict[str, Any]) -> bytes:
+    """One event with the error in both lines: bare in its own, and in that of data beside what each `piece` of the
+    stream has, which clients of then add up without a look."""
+    body = body_of(error)
+    return b"error: " + to_json(body["error"]) + b"\n" + sse.data({**piece, **body})
