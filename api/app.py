@@ -29,7 +29,8 @@ from api.fleet import Fleet
 from api.listener import open_listener
 from api.outgoing import Outgoing
 from api.problems import on_error
-from api.routes import adapters, jobs, llamacpp, slots, status
+from api.profiles import Profiles
+from api.routes import adapters, jobs, llamacpp, props, slots, status
 from shared import telemetry
 from shared.bus import ADVICE, open_bus
 from shared.errors import BusUnavailable, SlotstreamError
@@ -61,6 +62,7 @@ ROUTES: list[BaseRoute] = [
     Route("/live", status.live, methods=PROBE),
     Route("/v1/models", status.models, methods=["GET"]),
     Route("/models", status.models, methods=["GET"]),
+    Route("/props", _by_method(GET=props.show, POST=props.change), methods=["GET", "POST"]),
     Route("/slots", status.slots, methods=["GET"]),
     Route("/slots/{id_slot}", slots.act, methods=["POST"]),
     Route("/lora-adapters", _by_method(GET=adapters.index, POST=adapters.change), methods=["GET", "POST"]),
@@ -98,7 +100,7 @@ def create_app(settings: ApiSettings) -> FastAPI:
             fleet = Fleet(bus)
             await fleet.look()
             watch = tasks.create_task(fleet.watch())
-            yield {"context": Context(bus, fleet, outgoing, settings, tasks.create_task)}
+            yield {"context": Context(bus, fleet, outgoing, settings, Profiles(bus, fleet), tasks.create_task)}
             watch.cancel()
 
     app = FastAPI(
