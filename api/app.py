@@ -27,7 +27,8 @@ from api.listener import open_listener
 from api.openapi.description import ByMethod
 from api.outgoing import Outgoing
 from api.problems import on_error
-from api.routes import adapters, docs, jobs, llamacpp, models, openai, slots, status
+from api.profiles import Profiles
+from api.routes import adapters, docs, jobs, llamacpp, models, openai, props, slots, status
 from shared import telemetry
 from shared.bus import ADVICE, open_bus
 from shared.errors import BusUnavailable, SlotstreamError
@@ -48,6 +49,7 @@ ROUTES: list[BaseRoute] = [
     Route("/v1/models", models.index, methods=["GET"]),
     Route("/models", models.index, methods=["GET"]),
     Route("/v1/models/{model:path}", models.show, methods=["GET"]),
+    Route("/props", ByMethod(GET=props.show, POST=props.change).answer, methods=["GET", "POST"]),
     Route("/slots", status.slots, methods=["GET"]),
     Route("/slots/{id_slot}", slots.act, methods=["POST"]),
     Route("/lora-adapters", ByMethod(GET=adapters.index, POST=adapters.change).answer, methods=["GET", "POST"]),
@@ -87,7 +89,7 @@ def create_app(settings: ApiSettings) -> FastAPI:
             fleet = Fleet(bus)
             await fleet.look()
             watch = tasks.create_task(fleet.watch())
-            yield {"context": Context(bus, fleet, outgoing, settings, tasks.create_task)}
+            yield {"context": Context(bus, fleet, outgoing, settings, Profiles(bus, fleet), tasks.create_task)}
             watch.cancel()
 
     app = FastAPI(

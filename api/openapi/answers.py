@@ -317,6 +317,27 @@ class ModelList(TypedDict):
     models: list[dict[str, Any]]
 
 
+class Modalities(TypedDict):
+    vision: bool
+    video: bool
+    audio: bool
+
+
+class ServerProperties(TypedDict):
+    default_generation_settings: dict[str, Any]
+    total_slots: int
+    """Of all workers of the model."""
+    model_alias: str
+    model_path: str
+    modalities: Modalities
+    media_marker: str
+    chat_template: str
+    chat_template_caps: dict[str, bool]
+    bos_token: str
+    eos_token: str
+    build_info: str
+
+
 class AdapterState(TypedDict):
     id: int
     path: str
