@@ -50,7 +50,7 @@ class CallForm(Wire):
     middle: str
     closing: str
     separator: str = ""
-    """Between two calls."""
+    """Between two calls. It ends where the next one's `opening` begins or, where the calls are one list, its name."""
     ending: str = ""
     """Behind the last one."""
 
