@@ -18,9 +18,11 @@ NAME: Final = "\0name"
 """A piece: the name of a function. OpenAI's have at most 64 letters, digits, `_` and `-`; others' have dots, too."""
 OBJECT: Final = "\0object"
 """A piece: a brace must follow, which is not the mark's."""
+MEMBERS: Final = "\0members"
+"""A piece: more members of the object that a brace closes, such as an id, or none."""
 
 _SPACED: Final = rf"[{SPACE}]{{0,{MOST_SPACE}}}"
-_SPECIAL: Final = {NAME: r"(?P<name>[\w.:/-]{1,128})", OBJECT: r"(?=\{)"}
+_SPECIAL: Final = {NAME: r"(?P<name>[\w.:/-]{1,128})", OBJECT: r"(?=\{)", MEMBERS: r"(?:,[^{}\[\]]{0,128})?"}
 _AFTER: Final = "{[,:"
 """Signs of JSON behind which white space means nothing."""
 _BEFORE: Final = "}],:"

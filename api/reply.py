@@ -7,20 +7,21 @@ cut before its arguments begin, is content: no text is lost. Knows no family and
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Final, NamedTuple
 
 from api.jsontext import ObjectEnd, spelled
-from api.marks import MOST_SPACE, NAME, OBJECT, SPACE, Found, Mark
+from api.marks import MEMBERS, MOST_SPACE, NAME, OBJECT, SPACE, Found, Mark
 from shared.events import CallForm, ReplyForm
 
 GENERIC_TEXT: Final = '{"response":"'
 GENERIC_CALLS: Final = CallForm(
-    opening='{"tool_calls":[{"name":"',
+    beginning='{"tool_calls":[',
+    opening='{"name":"',
     middle='","arguments":',
     closing="}",
-    separator=',{"name":"',
+    separator=",",
     ending="]}",
 )
 """How calls stand in a generic reply."""
@@ -152,9 +153,8 @@ class ReplyReader:
         return end is not None
 
     def _read_behind_call(self) -> bool:
-        others = ((mark, self._open_call) for mark in self._marks.calls_more)
         ends = ((mark, self._open_content) for mark in self._marks.calls_end)
-        return self._read_one_of(*others, *ends)
+        return self._read_one_of((self._marks.call_more, self._open_call), *ends)
 
     def _open_content(self, found: Found) -> None:
         self._go_on(self._read_content)
@@ -235,9 +235,9 @@ class _Marks(NamedTuple):
     """A call up to its arguments, where the answer begins."""
     call_within: Mark | None
     """The same, anywhere in the content."""
-    calls_more: tuple[Mark, ...] = ()
-    """What leads from a call's arguments to those of the next one, the longest first."""
-    calls_end: tuple[Mark, ...] = ()
+    call_more: Mark | None
+    """What leads from a call's arguments to those of the next one."""
+    calls_end: tuple[Mark, ...]
     """What follows the last one, the longest first."""
 
 
@@ -245,24 +245,24 @@ class _Marks(NamedTuple):
 def _marks_of(form: ReplyForm) -> _Marks:
     thought, thought_end = map(Mark, form.reasoning) if form.reasoning is not None else (None, None)
     calls = GENERIC_CALLS if form.is_generic else form.calls
-    call = Mark(calls.opening, NAME, calls.middle, OBJECT) if calls is not None else None
+    call = more = within = None
+    ends: tuple[Mark, ...] = ()
+    if calls is not None:
+        one = (calls.opening, NAME, calls.middle, OBJECT)
+        closing = (MEMBERS, calls.closing) if calls.closing.lstrip(SPACE).startswith("}") else (calls.closing,)
+        call, more = Mark(calls.beginning, *one), Mark(*closing, calls.separator, *one)
+        ends = (Mark(*closing, calls.ending), Mark(*closing))
+        within = call if (calls.beginning + calls.opening).lstrip(SPACE)[:1] not in ("", "{", "[") else None
     return _Marks(
         thought=None if form.is_reasoning else thought,
         thought_end=thought_end,
         text=Mark(GENERIC_TEXT) if form.is_generic else None,
         text_end=Mark("}") if form.is_generic else None,
         call=call,
-        call_within=call if calls is not None and calls.opening.strip(SPACE)[:1] not in ("", "{", "[") else None,
-        calls_more=tuple(_more(calls)) if calls is not None else (),
-        calls_end=tuple(Mark(calls.closing, ending) for ending in (calls.ending, "")) if calls is not None else (),
+        call_within=within,
+        call_more=more,
+        calls_end=ends,
     )
-
-
-def _more(calls: CallForm) -> Iterator[Mark]:
-    beginning = (NAME, calls.middle, OBJECT)
-    yield Mark(calls.closing, calls.separator, calls.opening, *beginning)
-    if calls.separator.strip(SPACE):
-        yield Mark(calls.closing, calls.separator, *beginning)
 
 
 def _without_space(text: str, end: int) -> int:

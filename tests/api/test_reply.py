@@ -22,7 +22,12 @@ TAGGED = CallForm(
 )
 """Hermes, Qwen."""
 LISTED = CallForm(
-    opening='[TOOL_CALLS][{"name": "', middle='", "arguments": ', closing="}", separator=', {"name": "', ending="]"
+    beginning="[TOOL_CALLS][",
+    opening='{"name": "',
+    middle='", "arguments": ',
+    closing="}",
+    separator=", ",
+    ending="]",
 )
 """Mistral."""
 BARE = CallForm(opening='{"name": "', middle='", "parameters": ', closing="}", separator="; ")
@@ -113,6 +118,11 @@ def test_a_reply_without_a_whole_call_is_content_to_the_letter(text: str) -> Non
     assert reply.calls or reply.content == text
     if "<tool_call>" not in text:
         assert not reply.calls
+
+
+def test_an_id_behind_the_arguments_is_no_part_of_them() -> None:
+    text = '[TOOL_CALLS][{"name": "f", "arguments": {}, "id": "a1"}, {"name": "g", "arguments": {}, "id": "b2"}]'
+    assert read_reply(FORMS["listed"], text) == Reply(None, "", (Call("f", "{}"), Call("g", "{}")))
 
 
 def test_what_follows_a_cut_call_stays_in_it() -> None:
@@ -212,9 +222,8 @@ def test_long_nonsense_is_read_in_a_moment(unit: str) -> None:
 
 def written(form: CallForm, calls: list[tuple[str, object]]) -> str:
     """As a model that was taught this form writes it."""
-    joint = form.separator if form.separator.endswith('"') else form.separator + form.opening
-    each = [name + form.middle + json.dumps(arguments) + form.closing for name, arguments in calls]
-    return form.opening + joint.join(each) + form.ending if calls else ""
+    each = [form.opening + name + form.middle + json.dumps(arguments) + form.closing for name, arguments in calls]
+    return form.beginning + form.separator.join(each) + form.ending if calls else ""
 
 
 def told(calls: list[tuple[str, object]]) -> tuple[Call, ...]:
