@@ -12,6 +12,8 @@ from starlette.responses import Response
 
 from api.fleet import Fleet
 from api.outgoing import Outgoing
+from api.profiles import Profiles
+from api.schemas.dialect import DIALECTS, Dialect
 from api.schemas.strict import to_json
 from shared.bus import Bus
 from shared.settings import ApiSettings
@@ -25,8 +27,14 @@ class Context:
     fleet: Fleet
     outgoing: Outgoing
     settings: ApiSettings
+    profiles: Profiles
     spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
     """Runs what must outlive a request; the app waits for it before it closes the bus. It must not raise."""
+
+    @property
+    def dialect(self) -> Dialect:
+        """What this server's clients speak."""
+        return DIALECTS[self.settings.compat]
 
     @property
     def max_body(self) -> int:
@@ -42,6 +50,12 @@ class Context:
 def context_of(request: Request) -> Context:
     context: Context = request.state.context
     return context
+
+
+def path_of(request: Request) -> str:
+    """As the table of routes has it: without what a server of several applications put before it."""
+    path: str = request.scope["path"]
+    return path.removeprefix(request.scope.get("root_path", ""))
 
 
 def tenant_of(request: Request) -> str:

@@ -16,6 +16,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 from pydantic import Field, SecretStr
 
 from shared.flags import Flag, Known, Parser, add_flags
+from shared.jobs import Compat
 from shared.sources import CONFIG_VARIABLE, ROLES, ConfigError, Settings
 from shared.values import (
     FULL_TYPES,
@@ -130,10 +131,17 @@ class ApiSettings(BusSettings):
     image_timeout_s: Annotated[float, Flag("--image-timeout-s")] = Field(
         10.0, gt=0, le=600, description="seconds that fetching one image may take"
     )
+    slots: Annotated[bool, Flag("--slots")] = Field(True, description="show at /slots what slots do")
+    metrics: Annotated[bool, Flag("--metrics")] = Field(
+        True, description="count at /metrics, for Prometheus, what was done"
+    )
     allow_hosts: Annotated[Hosts, Flag("--allow-hosts")] = Field(
         (),
         description="hosts that may be called on a client's word though they are private or on ports besides 80 and"
         " 443: names, addresses and networks, with commas",
+    )
+    compat: Annotated[Compat, Flag("--compat")] = Field(
+        Compat.TODAY, description="whose clients are answered as they expect it: 2024 is llama.cpp's server of May 2024"
     )
 
 

@@ -169,7 +169,7 @@ class Registrar:
         """With the worker's say in it; tokens of a system prompt are kept whatever else goes."""
         return request.model_copy(
             update={
-                "n_predict": self._rules.limit(request.n_predict),
+                "n_predict": self._rules.limit(request),
                 "n_keep": request.n_keep if request.n_keep < 0 else request.n_keep + n_system,
                 # What shows an image keeps it: a text with images ends where its context is full.
                 "shift": request.shift if request.media is None else False,

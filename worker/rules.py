@@ -93,7 +93,8 @@ class Rules:
         named: the others need not wait for each other, and what they have in common is computed once in any slot."""
         return request.id_slot % self.n_slots if request.id_slot >= 0 and index == 0 else None
 
-    def limit(self, n_predict: int) -> int:
-        """Tokens that a request which asks for so many gets at most; -1 to the end of the context."""
-        wanted = n_predict if n_predict >= 0 else self.n_predict
-        return min((n for n in (wanted, self.n_predict_max) if n >= 0), default=-1)
+    def limit(self, request: Generation) -> int:
+        """Tokens that the request gets at most; -1 to the end of the context."""
+        is_own = request.n_predict >= 0 and not request.is_capped
+        bounds = (request.n_predict, self.n_predict_max, -1 if is_own else self.n_predict)
+        return min((n for n in bounds if n >= 0), default=-1)

@@ -168,7 +168,7 @@ class Performance:
             self.worker.scales_set_at = request.set_at
             return Finished(status="succeeded", parts=(AdapterScales(scales=self.worker.scales),))
         if isinstance(request, GetProperties):
-            return Finished(status="succeeded", parts=(self.worker.properties,))
+            return Finished(status="succeeded", parts=(self.worker.properties,), worker=self.worker.id)
         if isinstance(request, SlotAction):
             report = SlotReport(index=0, n_tokens=10 + request.slot, n_bytes=1000, ms=1.5)
             return Finished(status="succeeded", parts=(report,))
