@@ -70,9 +70,10 @@ def _section(tag: Mapping[str, str], paths: Mapping[str, Any], failures: Mapping
 def _operation(method: str, path: str, operation: Mapping[str, Any], failures: Mapping[str, Any]) -> str:
     says = f"As {operation['x-same-as']}" if "x-same-as" in operation else operation.get("summary", "")
     parts = [
-        f'<details id="{escape(operation["operationId"])}"><summary>',
+        "<details><summary>",
         f'<span class="method {method}">{method.upper()}</span>',
-        f'<span class="path">{escape(path)}</span><span class="says">{escape(says)}</span></summary><div>',
+        f'<span class="path">{escape(path)}</span><span class="says">{escape(says)}</span></summary>',
+        f'<div id="{escape(operation["operationId"])}">',
         _paragraphs(operation.get("description", "")),
         _table("Parameters", _parameter_rows(operation.get("parameters", ()))),
         _table("Body", _body_rows(operation)),
@@ -101,19 +102,17 @@ def _body_rows(operation: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _answer_rows(responses: Mapping[str, Any], failures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for status, given in responses.items():
         response = failures[_last(given["$ref"])] if "$ref" in given else given
-        told = [
-            f"<code>{escape(media_type)}</code>: {_type(content.get('x-piece', content['schema']))}"
-            f"{' in pieces' if 'x-piece' in content else ''}"
-            for media_type, content in response.get("content", {}).items()
-        ]
-        words = response["description"]
-        yield f"<code>{status}</code>", "<br>".join([_code(words), *told])
+        told = [_code(response["description"])]
+        for media_type, content in response.get("content", {}).items():
+            kind = f"pieces of {_type(content['x-piece'])}" if "x-piece" in content else _type(content["schema"])
+            told.append(f"<code>{escape(media_type)}</code>: {kind}")
+        yield f"<code>{status}</code>", (" in " if "$ref" in given else "<br>").join(told)
 
 
 def _form(name: str, schema: Mapping[str, Any]) -> str:
     rows = list(_field_rows(schema)) or [("is", _type(schema))]
     return (
-        f'<details id="type-{escape(name)}"><summary><span class="path">{escape(name)}</span></summary><div>'
+        f'<details><summary><span class="path">{escape(name)}</span></summary><div id="type-{escape(name)}">'
         f"{_paragraphs(schema.get('description', ''))}{_table('', rows)}</div></details>"
     )
 
