@@ -13,14 +13,14 @@ from api.schemas.answers import prompt_usage_json, vectors_of
 from api.schemas.ask import Ask
 from api.schemas.lane import LaneFields
 from api.schemas.prompts import Inputs, inputs_of
-from api.schemas.strict import bad_field, by_hand, read
+from api.schemas.strict import bad_field, by_hand, needs_one_of, read
 from api.schemas.whole import WholeShape
 from shared.events import Finished, Vector
 from shared.jobs import MAX_NORM, Embedding
 
 
 class EmbeddingFields(LaneFields):
-    model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["input"]}, {"required": ["content"]}]})
+    model_config = ConfigDict(json_schema_extra=needs_one_of("input", "content"))
 
     encoding_format: Literal["float", "base64"] = "float"
     """llama.cpp's own answer has numbers whatever is asked for."""

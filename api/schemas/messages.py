@@ -28,14 +28,19 @@ class ToolCall(TypedDict):
     function: FunctionCall
 
 
-class Message(TypedDict):
-    role: Annotated[str, Field(min_length=1)]
+class AssistantMessage(TypedDict):
+    role: Literal["assistant"]
     content: NotRequired[Content | None]
-    """Needed but of an assistant."""
     tool_calls: NotRequired[list[ToolCall] | None]
 
 
-Messages = Annotated[list[Message], Field(min_length=1)]
+class Message(TypedDict):
+    role: Annotated[str, Field(min_length=1)]
+    content: Content
+    tool_calls: NotRequired[list[ToolCall] | None]
+
+
+Messages = Annotated[list[AssistantMessage | Message], Field(min_length=1)]
 
 
 class Function(TypedDict):

@@ -3,7 +3,7 @@
 `say a|b|c` speaks three tokens. `hold a|b` speaks one, waits for `go`, then speaks on. `shut a` says nothing at all,
 not even that it took the job, before `go`. `read a` tells every few milliseconds how it gets on with its prompt, before
 `go`. `long` is refused as too long, `die a|b` ends as a job whose workers died. `see a` also speaks of its images.
-An input of an embedding that begins with `rows` has two; a document's score is the number of its letters that the query
+Its vocabulary are the bytes; a template of a chat is its last message. An input of an embedding that begins with `rows` has two; a document's score is the number of its letters that the query
 has too.
 """
 
@@ -38,11 +38,13 @@ from shared.events import (
     Score,
     SlotReport,
     StopType,
+    Text,
     Timings,
+    TokenIds,
     Tokens,
     Vector,
 )
-from shared.jobs import Chat, Completion, Embedding, Generation, GetProperties, Infill, Rerank, SetAdapters, SlotAction
+from shared.jobs import ApplyTemplate, Chat, Completion, Detokenize, Embedding, Generation, GetProperties, Infill, Rerank, SetAdapters, SlotAction, Tokenize
 
 N_CTX = 64
 
@@ -169,6 +171,8 @@ class Performance:
             return Finished(status="succeeded", parts=(AdapterScales(scales=self.worker.scales),))
         if isinstance(request, GetProperties):
             return Finished(status="succeeded", parts=(self.worker.properties,), worker=self.worker.id)
+        if isinstance(request, Tokenize | Detokenize | ApplyTemplate):
+            return Finished(status="succeeded", parts=(read_out(request),))
         if isinstance(request, SlotAction):
             report = SlotReport(index=0, n_tokens=10 + request.slot, n_bytes=1000, ms=1.5)
             return Finished(status="succeeded", parts=(report,))
@@ -295,9 +299,20 @@ def prompts_of(request: Generation) -> list[str]:
             return [str(messages[-1]["content"])]
         case Completion(prompts=prompts):
             return [prompt if isinstance(prompt, str) else f"say {prompt}" for prompt in prompts]
-        case Infill(prefix=str(prefix)):
-            return [prefix]
+        case Infill(prefix=prefix):
+            return [prefix if isinstance(prefix, str) else f"say {prefix}"]
     raise AssertionError(f"no prompt in {request}")
+
+
+def read_out(request: Tokenize | Detokenize | ApplyTemplate) -> Part:
+    match request:
+        case Tokenize(content=content):
+            raw = str(content).encode()
+            return TokenIds.of(raw, [bytes([byte]) for byte in raw])
+        case Detokenize(tokens=tokens):
+            return Text(text=bytes(token % 256 for token in tokens).decode(errors="replace"))
+        case ApplyTemplate(chat=chat):
+            return Text(text=prompts_of(chat)[0])
 
 
 def failed(error: SlotstreamError) -> Finished:
