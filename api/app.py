@@ -29,7 +29,7 @@ from api.listener import open_listener
 from api.outgoing import Outgoing
 from api.problems import on_error
 from api.profiles import Profiles
-from api.routes import adapters, jobs, llamacpp, openai, props, slots, status
+from api.routes import adapters, jobs, llamacpp, metrics, openai, props, slots, status
 from shared import telemetry
 from shared.bus import ADVICE, open_bus
 from shared.errors import BusUnavailable, SlotstreamError
@@ -61,6 +61,7 @@ ROUTES: list[BaseRoute] = [
     Route("/live", status.live, methods=PROBE),
     Route("/v1/models", status.models, methods=["GET"]),
     Route("/models", status.models, methods=["GET"]),
+    Route("/metrics", metrics.show, methods=["GET"]),
     Route("/props", _by_method(GET=props.show, POST=props.change), methods=["GET", "POST"]),
     Route("/slots", status.slots, methods=["GET"]),
     Route("/slots/{id_slot}", slots.act, methods=["POST"]),
