@@ -12,11 +12,13 @@ from starlette.responses import Response
 
 from api.context import Context, context_of
 from api.fleet import AWAY, Fleet
+from api.openapi.description import Reach, described
 from api.schemas.metrics import CONTENT_TYPE, Crew, metrics_text
 from shared.errors import BusUnavailable, NotSupported
 from shared.work import Work
 
 
+@described("What was done and what waits", gives_text="text/plain", reach=Reach.FLEET, fails=(501,))
 async def show(request: Request) -> Response:
     context = context_of(request)
     if not context.settings.metrics:
