@@ -29,7 +29,7 @@ from api.listener import open_listener
 from api.outgoing import Outgoing
 from api.problems import on_error
 from api.profiles import Profiles
-from api.routes import adapters, jobs, llamacpp, openai, props, slots, status
+from api.routes import adapters, jobs, llamacpp, ollama, openai, props, slots, status
 from shared import telemetry
 from shared.bus import ADVICE, open_bus
 from shared.errors import BusUnavailable, SlotstreamError
@@ -81,6 +81,21 @@ ROUTES: list[BaseRoute] = [
     Route("/v1/chat/completions", openai.chat_completions, methods=["POST"]),
     Route("/chat/completions", openai.chat_completions, methods=["POST"]),
     Route("/v1/embeddings", openai.embeddings, methods=["POST"]),
+    Route("/", ollama.root, methods=PROBE),
+    Route("/api/version", ollama.version, methods=PROBE),
+    Route("/api/tags", ollama.tags, methods=PROBE),
+    Route("/api/ps", ollama.ps, methods=["GET"]),
+    Route("/api/show", ollama.show, methods=["POST"]),
+    Route("/api/generate", ollama.generate, methods=["POST"]),
+    Route("/api/chat", ollama.chat, methods=["POST"]),
+    Route("/api/embed", ollama.embed, methods=["POST"]),
+    Route("/api/embeddings", ollama.embeddings, methods=["POST"]),
+    Route("/api/pull", ollama.manage, methods=["POST"]),
+    Route("/api/push", ollama.manage, methods=["POST"]),
+    Route("/api/create", ollama.manage, methods=["POST"]),
+    Route("/api/copy", ollama.manage, methods=["POST"]),
+    Route("/api/delete", ollama.manage, methods=["DELETE"]),
+    Route("/api/blobs/{digest}", ollama.manage, methods=["HEAD", "POST"]),
     Route("/v1/jobs", _by_method(GET=jobs.index, POST=jobs.create), methods=["GET", "POST"]),
     Route("/v1/jobs/{job_id}", jobs.show, methods=["GET"]),
     Route("/v1/jobs/{job_id}/cancel", jobs.cancel, methods=["POST"]),

@@ -20,8 +20,12 @@ from shared.jobs import Job, Lane
 
 async def answer(request: Request, read: Callable[[dict[str, Any]], Ask]) -> ASGIApp:
     """Everything that can be refused without a worker is refused before anything is queued."""
+    return await answer_to(request, read(await read_body(request, context_of(request).max_body)))
+
+
+async def answer_to(request: Request, ask: Ask) -> ASGIApp:
+    """The same where the body was read, and something else could have been asked."""
     context = context_of(request)
-    ask = read(await read_body(request, context.max_body))
     model = await context.fleet.resolve_staffed(ask.model)
     ask = await place_images(context, ask, model)
     tenant = tenant_of(request)
