@@ -27,7 +27,7 @@ from api.schemas.answers import (
 from api.schemas.ask import Ask, Origin
 from api.schemas.logprobs import chat_json
 from api.schemas.ollama import requests as ollama
-from api.schemas.ollama.fields import ChatFields, EmbeddingsFields, EmbedFields, GenerateFields
+from api.schemas.ollama.fields import ChatBody, EmbedBody, EmbeddingsBody, GenerateBody
 from api.schemas.strict import OwnFields, bad_field, read
 from shared.bus import JobPage
 from shared.events import Finished, Score, Tokens, Vector
@@ -47,10 +47,10 @@ ENDPOINTS: dict[str, Callable[[dict[str, Any]], Ask]] = {
     "/v1/reranking": rerank.rerank,
     "/rerank": rerank.rerank,
     "/reranking": rerank.rerank,
-    "/api/generate": ollama.whole(GenerateFields, ollama.generate),
-    "/api/chat": ollama.whole(ChatFields, ollama.chat),
-    "/api/embed": lambda fields: ollama.embed(read(EmbedFields, fields)),
-    "/api/embeddings": lambda fields: ollama.embeddings(read(EmbeddingsFields, fields)),
+    "/api/generate": ollama.whole(GenerateBody, ollama.generate),
+    "/api/chat": ollama.whole(ChatBody, ollama.chat),
+    "/api/embed": lambda fields: ollama.embed(read(EmbedBody, fields)),
+    "/api/embeddings": lambda fields: ollama.embeddings(read(EmbeddingsBody, fields)),
 }
 """Every path that a job can stand for, with what reads its body."""
 

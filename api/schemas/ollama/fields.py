@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from api.schemas.constraints import ANY_OBJECT, schema_constraint
 from api.schemas.lane import LaneFields
 from api.schemas.messages import Tool
-from api.schemas.ollama.messages import Message
+from api.schemas.ollama.messages import OllamaMessage
 from api.schemas.ollama.options import OptionFields, Options
 from api.schemas.strict import bad_field, by_hand, to_json
 from shared.errors import InvalidRequest
@@ -63,14 +63,14 @@ def _shown(value: Any) -> str:
     return f"{to_json(value).decode():.100}"
 
 
-class ModelFields(LaneFields):
+class ModelBody(LaneFields):
     """What every request about a model has."""
 
     options: Options = OptionFields()
     is_unloading: Annotated[bool, BeforeValidator(_keep_alive, float | str)] = Field(False, alias="keep_alive")
 
 
-class TextFields(ModelFields):
+class TextBody(ModelBody):
     """What every generating request has."""
 
     stream: bool = True
@@ -92,7 +92,7 @@ class TextFields(ModelFields):
         return {"enable_thinking": True, "reasoning_effort": self.think}
 
 
-class GenerateFields(TextFields):
+class GenerateBody(TextBody):
     """Of `/api/generate`."""
 
     prompt: str = ""
@@ -109,10 +109,10 @@ class GenerateFields(TextFields):
         return not (self.prompt or self.suffix or self.images)
 
 
-class ChatFields(TextFields):
+class ChatBody(TextBody):
     """Of `/api/chat`."""
 
-    messages: Annotated[Any, by_hand(list[Message])] = None
+    messages: Annotated[Any, by_hand(list[OllamaMessage])] = None
     tools: Annotated[Any, by_hand(list[Tool])] = None
 
     @property
@@ -120,7 +120,7 @@ class ChatFields(TextFields):
         return self.messages is None or self.messages == []
 
 
-class EmbedFields(ModelFields):
+class EmbedBody(ModelBody):
     """Of `/api/embed`. That an input is too long says who knows the model."""
 
     input: Annotated[Any, by_hand(str | list[str])] = None
@@ -143,13 +143,13 @@ class EmbedFields(ModelFields):
         raise InvalidRequest("invalid input type", param="input")
 
 
-class EmbeddingsFields(ModelFields):
+class EmbeddingsBody(ModelBody):
     """Of `/api/embeddings`."""
 
     prompt: str = ""
 
 
-class ShowFields(LaneFields):
+class ShowBody(LaneFields):
     """Of `/api/show`."""
 
     name: str | None = None

@@ -19,22 +19,22 @@ PLACE = "[img]"
 """The next image's, in a text that comes with images."""
 
 
-class FunctionCall(TypedDict):
+class OllamaFunction(TypedDict):
     name: str
     arguments: NotRequired[dict[str, Any] | None]
 
 
-class ToolCall(TypedDict):
-    function: FunctionCall
+class OllamaCall(TypedDict):
+    function: OllamaFunction
 
 
-class Message(TypedDict):
+class OllamaMessage(TypedDict):
     role: Annotated[str, Field(min_length=1)]
     content: NotRequired[str | None]
     thinking: NotRequired[str | None]
     images: NotRequired[list[str] | None]
     """Files in base64."""
-    tool_calls: NotRequired[list[ToolCall] | None]
+    tool_calls: NotRequired[list[OllamaCall] | None]
     tool_name: NotRequired[str | None]
     tool_call_id: NotRequired[str | None]
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from api.schemas.ask import Ask, Origin
 from api.schemas.messages import tools_of
-from api.schemas.ollama.fields import ChatFields, EmbeddingsFields, EmbedFields, GenerateFields, TextFields
+from api.schemas.ollama.fields import ChatBody, EmbedBody, EmbeddingsBody, GenerateBody, TextBody
 from api.schemas.ollama.messages import illustrated, messages_of
 from api.schemas.ollama.replies import Form, ReplyShape, Wire, as_message, as_response, embed_json, embeddings_json
 from api.schemas.pictures import Album
@@ -18,10 +18,10 @@ from api.schemas.whole import WholeShape
 from shared.errors import InvalidRequest, NotSupported
 from shared.jobs import Chat, Completion, Embedding, Infill, ToolUse, Truncation
 
-Fields = TypeVar("Fields", bound=TextFields)
+Fields = TypeVar("Fields", bound=TextBody)
 
 
-def generate(fields: GenerateFields, wire: Wire = Wire.LINES) -> Ask:
+def generate(fields: GenerateBody, wire: Wire = Wire.LINES) -> Ask:
     """A chat of one message, unless the prompt is meant as it is, or something is to stand behind the text. Raises
     InvalidRequest or NotSupported."""
     _check_template(fields)
@@ -47,7 +47,7 @@ def generate(fields: GenerateFields, wire: Wire = Wire.LINES) -> Ask:
     return _ask(fields, request, as_response, wire, album)
 
 
-def chat(fields: ChatFields, wire: Wire = Wire.LINES) -> Ask:
+def chat(fields: ChatBody, wire: Wire = Wire.LINES) -> Ask:
     """Raises InvalidRequest or NotSupported."""
     if fields.is_load:
         raise bad_field("messages", "is needed")
@@ -62,7 +62,7 @@ def chat(fields: ChatFields, wire: Wire = Wire.LINES) -> Ask:
     return _ask(fields, request, as_message, wire, album)
 
 
-def embed(fields: EmbedFields) -> Ask:
+def embed(fields: EmbedBody) -> Ask:
     """Vectors of length 1. Raises InvalidRequest."""
     return Ask(
         request=Embedding(inputs=inputs_of("input", list(fields.inputs)), is_pooled=True, truncates=fields.truncate),
@@ -72,7 +72,7 @@ def embed(fields: EmbedFields) -> Ask:
     )
 
 
-def embeddings(fields: EmbeddingsFields) -> Ask:
+def embeddings(fields: EmbeddingsBody) -> Ask:
     """One vector, of the length that the model gave it. Raises InvalidRequest."""
     return Ask(
         request=Embedding(inputs=inputs_of("prompt", fields.prompt), norm=-1, is_pooled=True, truncates=True),
@@ -93,7 +93,7 @@ def whole(kind: type[Fields], ask: Callable[[Fields], Ask]) -> Callable[[dict[st
     return reader
 
 
-def _check_template(fields: GenerateFields) -> None:
+def _check_template(fields: GenerateBody) -> None:
     if fields.raw and (fields.template or fields.system or fields.context):
         raise InvalidRequest("raw mode does not support template, system, or context")
     if fields.template:
@@ -107,7 +107,7 @@ def _check_template(fields: GenerateFields) -> None:
         )
 
 
-def _generation(fields: TextFields, truncation: Truncation | None) -> dict[str, Any]:
+def _generation(fields: TextBody, truncation: Truncation | None) -> dict[str, Any]:
     return {
         "constraint": fields.constraint,
         "truncate": truncation if fields.truncate else None,
@@ -118,7 +118,7 @@ def _generation(fields: TextFields, truncation: Truncation | None) -> dict[str, 
     }
 
 
-def _ask(fields: TextFields, request: Chat | Completion | Infill, form: Form, wire: Wire, album: Album) -> Ask:
+def _ask(fields: TextBody, request: Chat | Completion | Infill, form: Form, wire: Wire, album: Album) -> Ask:
     def shape(origin: Origin) -> ReplyShape:
         return ReplyShape(origin, form, model=fields.model, wire=wire, splits_thinking=fields.think is not False)
 

@@ -85,7 +85,7 @@ def test_a_message_of_another_shape_is_refused_by_the_name_of_its_field(message:
 
 @pytest.mark.parametrize("value", ["Hi", {"role": "user"}, 5, True])
 def test_messages_are_a_list(value: Any) -> None:
-    with pytest.raises(InvalidRequest, match="^Field 'messages': must be a list$"):
+    with pytest.raises(InvalidRequest, match=r"^Field 'messages': must be a list$"):
         messages_of(value, Album())
 
 

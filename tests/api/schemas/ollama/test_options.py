@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from api.schemas.ollama.fields import GenerateFields
+from api.schemas.ollama.fields import GenerateBody
 from api.schemas.ollama.options import OptionFields
 from api.schemas.strict import read
 from shared.errors import InvalidRequest
 
 
 def given(options: dict[str, Any]) -> dict[str, Any]:
-    return read(GenerateFields, {"options": options}).options.generation()
+    return read(GenerateBody, {"options": options}).options.generation()
 
 
 def test_what_is_not_said_is_ollamas_default() -> None:
