@@ -61,7 +61,7 @@ async def generate(request: Request) -> ASGIApp:
     fields = read(GenerateBody, await _body(request))
     if fields.is_load:
         return await _loaded(request, fields, as_response)
-    await _check(request, fields, "generate", lambda card: card.can_generate)
+    await _check_text(request, fields, "generate")
     if fields.suffix:
         await _check(request, fields, "insert", lambda card: card.can_infill)
     return await answer_to(request, requests.generate(fields, _wire(request)))
@@ -79,7 +79,7 @@ async def chat(request: Request) -> ASGIApp:
     fields = read(ChatBody, await _body(request))
     if fields.is_load:
         return await _loaded(request, fields, as_message)
-    await _check(request, fields, "chat", lambda card: card.can_generate)
+    await _check_text(request, fields, "chat")
     return await answer_to(request, requests.chat(fields, _wire(request)))
 
 
@@ -151,6 +151,12 @@ async def _name(request: Request, fields: ModelBody) -> str:
     """What the client calls a model that is served. Raises UnknownModel, NotReady, BusUnavailable."""
     name = await context_of(request).fleet.resolve_staffed(fields.model)
     return fields.model or name
+
+
+async def _check_text(request: Request, fields: TextBody, what: str) -> None:
+    await _check(request, fields, what, lambda card: card.can_generate)
+    if fields.think:
+        await _check(request, fields, "thinking", lambda card: card.can_reason)
 
 
 async def _check(request: Request, fields: ModelBody, what: str, can: Callable[[ModelCard], bool]) -> None:
