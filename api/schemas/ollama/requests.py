@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from api.schemas.ask import Ask, Origin
 from api.schemas.messages import tools_of
@@ -17,8 +16,6 @@ from api.schemas.strict import bad_field, read
 from api.schemas.whole import WholeShape
 from shared.errors import InvalidRequest, NotSupported
 from shared.jobs import Chat, Completion, Embedding, Infill, ToolUse, Truncation
-
-Fields = TypeVar("Fields", bound=TextBody)
 
 
 def generate(fields: GenerateBody, wire: Wire = Wire.LINES) -> Ask:
@@ -82,15 +79,17 @@ def embeddings(fields: EmbeddingsBody) -> Ask:
     )
 
 
-def whole(kind: type[Fields], ask: Callable[[Fields], Ask]) -> Callable[[dict[str, Any]], Ask]:
-    """The same for a job, whose answer comes whole unless that is refused: ollama streams where a client says
-    nothing."""
+def generate_whole(body: dict[str, Any]) -> Ask:
+    """For a job, whose answer comes whole: ollama streams where a client says nothing. Raises the same."""
+    return generate(read(GenerateBody, _not_streamed(body)))
 
-    def reader(body: dict[str, Any]) -> Ask:
-        is_said = body.get("stream") is not None
-        return ask(read(kind, body if is_said else {**body, "stream": False}))
 
-    return reader
+def chat_whole(body: dict[str, Any]) -> Ask:
+    return chat(read(ChatBody, _not_streamed(body)))
+
+
+def _not_streamed(body: dict[str, Any]) -> dict[str, Any]:
+    return body if body.get("stream") is not None else {**body, "stream": False}
 
 
 def _check_template(fields: GenerateBody) -> None:
