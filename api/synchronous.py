@@ -48,4 +48,11 @@ async def answer_to(request: Request, ask: Ask) -> ASGIApp:
         for pin in pins
     ]
     origin = Origin(jobs[0].id, model, int(time.time()))
-    return JobResponse(context, jobs, ask.shape(origin), is_stream=ask.is_stream, workers=[pin.worker for pin in pins])
+    return JobResponse(
+        context,
+        jobs,
+        ask.shape(origin),
+        is_stream=ask.is_stream,
+        keep_alive_s=ask.keep_alive_s,
+        workers=[pin.worker for pin in pins],
+    )
