@@ -27,6 +27,22 @@ def default_settings_json(model: str) -> dict[str, Any]:
     return _settings_json(Generation(), model=model, seed=RANDOM_SEED)
 
 
+def shown_settings_json(request: Generation, *, model: str) -> dict[str, Any]:
+    """What all may see of a request: how its text is made, and no word of it. The seed is the one asked for."""
+    seed = RANDOM_SEED if request.sampling.seed is None else request.sampling.seed
+    told = _settings_json(request, model=model, seed=seed)
+    return {name: value for name, value in told.items() if name not in WORDS}
+
+
+WORDS = frozenset(
+    {
+        *("stop", "grammar", "grammar_lazy", "grammar_triggers", "preserved_tokens", "json_schema", "regex"),
+        *("logit_bias", "dry_sequence_breakers", "penalty_prompt_tokens", "use_penalty_prompt_tokens"),
+    }
+)
+"""What clients wrote, or what tells of it."""
+
+
 def _settings_json(
     request: Generation, *, model: str, seed: int, banned: Sequence[int] = (), is_stream: bool = False
 ) -> dict[str, Any]:
