@@ -45,7 +45,20 @@ from shared.events import (
     Tokens,
     Vector,
 )
-from shared.jobs import ApplyTemplate, Chat, Completion, Detokenize, Embedding, Generation, GetProperties, Infill, Rerank, SetAdapters, SlotAction, Tokenize
+from shared.jobs import (
+    ApplyTemplate,
+    Chat,
+    Completion,
+    Detokenize,
+    Embedding,
+    Generation,
+    GetProperties,
+    Infill,
+    Rerank,
+    SetAdapters,
+    SlotAction,
+    Tokenize,
+)
 
 N_CTX = 64
 

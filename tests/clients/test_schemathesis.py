@@ -1,16 +1,15 @@
-"""schemathesis believes the API's document and tries what it says, and what it excludes.
+"""schemathesis believes the API's document, and tries what it says and what it excludes.
 
-The API runs with a scripted worker in a thread of its own. Requests are the same in every run.
+Requests are the same in every run.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-import tempfile
-import threading
 from collections.abc import Iterator
-from pathlib import Path
+from concurrent.futures import Future
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -96,32 +95,28 @@ def fuzzing(n_examples: int) -> settings:
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    """Of an API whose worker says at once what its prompts say."""
-    told: list[str] = []
-    is_up, loop = threading.Event(), asyncio.new_event_loop()
+def address(redis_process: RedisProcess) -> Iterator[str]:
+    """Of an API whose worker says at once what its prompts say, in a thread of their own."""
+    settings = ApiSettings(
+        redis_url=SecretStr(redis_process.url),
+        namespace=f"t{secrets.token_hex(6)}",
+        deadline_s=PATIENCE_S,
+        accept_wait_s=PATIENCE_S,
+    )
+    is_up, is_done = Future[str](), asyncio.Event()
 
-    async def run(url: str) -> None:
-        settings = ApiSettings(
-            redis_url=SecretStr(url),
-            namespace=f"t{secrets.token_hex(6)}",
-            deadline_s=PATIENCE_S,
-            accept_wait_s=PATIENCE_S,
-        )
+    async def run() -> None:
         async with open_bus(settings, name="test") as bus, ScriptedWorker(bus, has_vision=True), serve(settings) as api:
-            told.append(api.url)
-            is_up.set()
-            await stop.wait()
+            is_up.set_result(api.url)
+            await is_done.wait()
 
-    stop = asyncio.Event()
-    with tempfile.TemporaryDirectory(prefix="ss") as folder, RedisProcess(Path(folder)) as server:
-        thread = threading.Thread(target=loop.run_until_complete, args=(run(server.url),))
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        thread = Thread(target=loop.run_until_complete, args=(run(),))
         thread.start()
-        assert is_up.wait(20)
-        yield told[0]
-        loop.call_soon_threadsafe(stop.set)
+        yield is_up.result(20)
+        loop.call_soon_threadsafe(is_done.set)
         thread.join()
-        loop.close()
 
 
 def check(case: Case, address: str) -> None:
