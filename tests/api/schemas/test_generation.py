@@ -164,7 +164,7 @@ MESSAGES = [{"role": "user", "content": "hi"}]
         ({"tools": {}}, InvalidRequest),
         ({"tools": [{}]}, InvalidRequest),
         ({"modalities": ["text", "audio"]}, NotSupported),
-        ({"continue_final_message": True}, NotSupported),
+        ({"continue_final_message": True}, InvalidRequest),
         ({"continue_final_message": True, "add_generation_prompt": True}, InvalidRequest),
     ],
     ids=str,
@@ -197,7 +197,10 @@ def test_chat_lets_harmless_fields_pass(given: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("given", "error"),
     [
-        ({"suffix": "x"}, NotSupported),
+        ({"suffix": "x", "prompt": ["a", "b"]}, InvalidRequest),
+        ({"suffix": "x", "prompt": [5, 6]}, InvalidRequest),
+        ({"suffix": "x", "system_prompt": "y"}, InvalidRequest),
+        ({"suffix": 5}, InvalidRequest),
         ({"best_of": 2}, NotSupported),
         ({"best_of": 3, "n": 2}, NotSupported),
         ({"best_of": 1, "n": 2}, InvalidRequest),
