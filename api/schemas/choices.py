@@ -83,10 +83,13 @@ class _Shape:
     def _last_chunk(self, choice: dict[str, Any], answer: Answer) -> bytes:
         """Of one choice. That of the last one has the timings, unless a chunk with usage follows."""
         self._answers.append(answer)
-        chunk = {"choices": [choice], **self._chunk_head}
-        if not self._wanted.has_usage and len(self._answers) == self._request.n_sequences:
-            chunk["timings"] = timings_json(answer.timings)
+        chunk = {"choices": [choice], **self._chunk_head, **self._last_parts(answer)}
         return sse.data(chunk | self._verbose(choice, answer, is_stream=True))
+
+    def _last_parts(self, answer: Answer) -> dict[str, Any]:
+        if self._wanted.has_usage or len(self._answers) < self._request.n_sequences:
+            return {}
+        return {"timings": timings_json(answer.timings)}
 
     def _verbose(self, choice: dict[str, Any], answer: Answer, *, is_stream: bool) -> dict[str, Any]:
         if not self._wanted.is_verbose:
@@ -137,8 +140,11 @@ class ChatShape(_Shape):
         if index in self._choices:
             return b""
         self._choices[index] = Deltas(self._job_id, index, self._form, self._telling)
-        deltas = [{"role": "assistant", "content": None}, *deltas_of(self._telling.before)]
+        deltas = [self._first_delta(), *deltas_of(self._telling.before)]
         return b"".join(self._chunk({"finish_reason": None, "index": index, "delta": delta}) for delta in deltas)
+
+    def _first_delta(self) -> Delta:
+        return {"role": "assistant", "content": None}
 
     def _deltas(self, index: int, deltas: Sequence[Delta], tokens: Tokens | None = None) -> bytes:
         """A chunk for each. The last one has the probabilities of all tokens so far, and how long they took."""

@@ -25,9 +25,12 @@ def settings_json(
     is_stream: bool,
     reasoning: ReasoningFormat = ReasoningFormat.NONE,
 ) -> dict[str, Any]:
-    """What only the worker knew, the seed, what ends a generation and how a reply is written, the answer tells."""
+    """What only the worker knew, the context, the seed, what ends a generation and how a reply is written, is told by
+    the answer."""
     told = _settings_json(request, model=model, seed=answer.seed, banned=answer.banned, is_stream=is_stream)
-    return told | {
+    return {
+        "n_ctx": answer.n_ctx,
+        **told,
         "chat_format": _chat_format(answer.reply),
         "reasoning_format": reasoning.value,
         "reasoning_in_content": is_stream and reasoning is ReasoningFormat.DEEPSEEK_LEGACY,
