@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -164,7 +165,7 @@ MESSAGES = [{"role": "user", "content": "hi"}]
         ({"tools": {}}, InvalidRequest),
         ({"tools": [{}]}, InvalidRequest),
         ({"modalities": ["text", "audio"]}, NotSupported),
-        ({"continue_final_message": True}, NotSupported),
+        ({"continue_final_message": True}, InvalidRequest),
         ({"continue_final_message": True, "add_generation_prompt": True}, InvalidRequest),
     ],
     ids=str,
@@ -197,7 +198,10 @@ def test_chat_lets_harmless_fields_pass(given: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("given", "error"),
     [
-        ({"suffix": "x"}, NotSupported),
+        ({"suffix": "x", "prompt": ["a", "b"]}, InvalidRequest),
+        ({"suffix": "x", "prompt": [5, 6]}, InvalidRequest),
+        ({"suffix": "x", "system_prompt": "y"}, InvalidRequest),
+        ({"suffix": 5}, InvalidRequest),
         ({"best_of": 2}, NotSupported),
         ({"best_of": 3, "n": 2}, NotSupported),
         ({"best_of": 1, "n": 2}, InvalidRequest),
@@ -229,7 +233,11 @@ def test_text_completions_let_pass_what_asks_for_nothing_more(given: dict[str, A
 @pytest.mark.parametrize("more", [{"lora": [{"id": 0, "scale": 1}]}, {"id_slot": 2}])
 def test_adapters_and_slots_are_chosen_on_all_generating_paths(more: dict[str, Any]) -> None:
     (name,) = more
-    bodies = [(completion, {"prompt": "x"}), (completions, {"prompt": "x"}), (chat, {"messages": MESSAGES})]
+    bodies: list[tuple[Any, dict[str, Any]]] = [
+        (completion, {"prompt": "x"}),
+        (completions, {"prompt": "x"}),
+        (chat, {"messages": MESSAGES}),
+    ]
     for read_body, body in [*bodies, (infill, {"input_prefix": "x", "input_suffix": "y"})]:
         assert getattr(asked(read_body(body | more)), name) == getattr(asked(completion({"prompt": "x"} | more)), name)
 
@@ -383,3 +391,12 @@ def test_a_system_prompt_of_the_wrong_kind_is_refused_by_name(given: Any, name: 
     with pytest.raises(InvalidRequest) as caught:
         completion({"prompt": "x", "system_prompt": given})
     assert caught.value.param == name
+
+
+@pytest.mark.parametrize(("given", "keep_alive_s"), [(None, None), (7, 7.0), (0, math.inf), (-1, math.inf)])
+@pytest.mark.parametrize("read_body", [completion, completions, chat])
+def test_how_long_a_stream_may_be_silent_is_the_clients_to_say(
+    read_body: Any, given: int | None, keep_alive_s: float | None
+) -> None:
+    fields = {"prompt": "x", "messages": [{"role": "user", "content": "x"}], "sse_ping_interval": given}
+    assert read_body(fields).keep_alive_s == keep_alive_s
