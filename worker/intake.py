@@ -50,6 +50,7 @@ from worker.engine import (
 )
 from worker.engine.launch import NO_TEXT
 from worker.engine.sampling import Breakers, Repeats
+from worker.grammar.reply import ReplyGrammar
 from worker.pairs import Pairs
 from worker.past import Past
 from worker.pictures import Pictures
@@ -105,11 +106,11 @@ class Registrar:
         self._slot_files = slot_files
         self._rules = rules
         ends = [model.token_bytes(token, special=True).decode("utf-8", "replace") for token in sorted(model.eog)]
-        self._dialect = Dialect(template or template_of(model.facts), ends)
+        self.dialect = Dialect(template or template_of(model.facts), ends)
         self._vocabulary = Vocabulary(model)
         self._pairs = Pairs(model.facts, self._vocabulary, model.control_texts)
-        self._prompter = Prompter(model, self._vocabulary, self._dialect, rules)
-        self._describer = Describer(model.facts, self._dialect, can_generate=rules.can_generate)
+        self._prompter = Prompter(model, self._vocabulary, self.dialect, rules)
+        self._describer = Describer(model.facts, self.dialect, can_generate=rules.can_generate)
 
     def admit(
         self, claimed: Claimed, pasts: Mapping[int, Past], is_wanted: Callable[[], bool] = lambda: True
@@ -156,7 +157,7 @@ class Registrar:
         return Accepted(prompt_tokens=n_tokens, n_ctx=self._rules.n_ctx)
 
     def _rendered(self, chat: Chat) -> str:
-        text = self._dialect.template.render(self._dialect.spoken(chat).chat)
+        text = self.dialect.template.render(self.dialect.spoken(chat).chat)
         return text if chat.media is None else text.replace(chat.media.mark, IMAGE_MARK)
 
     def _tokenized(self, request: Tokenize) -> Intake:
@@ -201,7 +202,10 @@ class Registrar:
         banned = tuple(sorted(self._model.eog)) if sampling.ignore_eos else ()
         penalized = self._penalized(sampling.penalty_prompt)
         scales = self._adapters.scales(request.lora)
-        grammar = self._grammar(request.constraint)
+        reply = prompts[0].reply if prompts else None
+        constraint = self.dialect.grammar(request, reply) if isinstance(request, Chat) else request.constraint
+        grammar = self._grammar(constraint)
+        shown = self._vocabulary.controls_in(reply)
         tasks = []
         for index in range(request.n_sequences):
             prompt, past = prompts[index // request.n], pasts.get(index, NOTHING)
@@ -227,12 +231,13 @@ class Registrar:
                 slot=self._rules.slot_of(request, index),
                 images=prompt.images,
                 reply=prompt.reply,
+                shown=shown,
             )
             tasks.append(task)
         accepted = Accepted(
             prompt_tokens=sum(len(prompt.tokens) for prompt in prompts),
             n_ctx=self._rules.n_ctx_of(request),
-            reply=prompts[0].reply if prompts else None,
+            reply=reply,
         )
         return Intake(accepted, tuple(tasks))
 
@@ -246,7 +251,7 @@ class Registrar:
             )
         return Pictures(media, self._vision, n_ctx, lane, is_wanted)
 
-    def _grammar(self, constraint: Constraint | None) -> Grammar | None:
+    def _grammar(self, constraint: Constraint | ReplyGrammar | None) -> Grammar | None:
         """For all sequences of one job."""
         if constraint is None:
             return None

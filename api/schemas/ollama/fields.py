@@ -9,10 +9,10 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from api.schemas.constraints import ANY_OBJECT, schema_constraint
 from api.schemas.lane import LaneFields
-from api.schemas.messages import Tool
 from api.schemas.ollama.messages import OllamaMessage
 from api.schemas.ollama.options import OptionFields, Options
 from api.schemas.strict import bad_field, by_hand, to_json
+from api.schemas.tools import Tool
 from shared.errors import InvalidRequest
 from shared.jobs import Constraint
 

@@ -6,13 +6,13 @@ from functools import partial
 from typing import Any
 
 from api.schemas.ask import Ask, Origin
-from api.schemas.messages import tools_of
 from api.schemas.ollama.fields import ChatBody, EmbedBody, EmbeddingsBody, GenerateBody, TextBody
 from api.schemas.ollama.messages import illustrated, messages_of
 from api.schemas.ollama.replies import Form, ReplyShape, Wire, as_message, as_response, embed_json, embeddings_json
 from api.schemas.pictures import Album
 from api.schemas.prompts import inputs_of
 from api.schemas.strict import bad_field, read
+from api.schemas.tools import tools_of
 from api.schemas.whole import WholeShape
 from shared.errors import InvalidRequest, NotSupported
 from shared.jobs import Chat, Completion, Embedding, Infill, ToolUse, Truncation
@@ -49,11 +49,11 @@ def chat(fields: ChatBody, wire: Wire = Wire.LINES) -> Ask:
     if fields.is_load:
         raise bad_field("messages", "is needed")
     album = Album()
-    tools = tools_of({"tools": fields.tools})
+    tools = tools_of(fields.tools)
     request = Chat(
         messages=messages_of(fields.messages, album),
         template_kwargs=fields.template_kwargs,
-        tool_use=ToolUse(tools=tuple(tools)) if tools else None,
+        tool_use=ToolUse(tools=tools) if tools else None,
         **_generation(fields, Truncation.MESSAGES),
     )
     return _ask(fields, request, as_message, wire, album)
