@@ -7,6 +7,7 @@ family add `param`, the field at fault or null.
 from __future__ import annotations
 
 import math
+import secrets
 from typing import Any, NamedTuple
 
 from starlette.exceptions import HTTPException
@@ -49,11 +50,19 @@ TABLE: dict[type[errors.SlotstreamError], Problem] = {
 BY_STATUS: dict[int, Problem] = {
     404: Problem(404, "not_found_error"),
     405: Problem(405, "invalid_request_error"),
+    408: Problem(408, "timeout_error"),
     413: Problem(413, "invalid_request_error"),
+    429: Problem(429, "rate_limit_error"),
+    505: Problem(505, "not_supported_error"),
 }
 """Problems that HTTP itself has, before any job is thought of."""
 
 _OPENAI_PATHS = ("/v1/", "/chat/")
+
+
+def new_request_id() -> str:
+    """For a request that names itself none."""
+    return f"req_{secrets.token_hex(12)}"
 
 
 def has_param(path: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from api.access import read_body
+from api.body import read_as
 from api.context import context_of, tenant_of
 from api.images import place_images
 from api.pinning import pinned
@@ -21,7 +21,7 @@ from shared.jobs import Job, Lane
 async def answer(request: Request, read: Callable[[dict[str, Any]], Ask]) -> ASGIApp:
     """Everything that can be refused without a worker is refused before anything is queued."""
     context = context_of(request)
-    ask = read(await read_body(request, context.max_body))
+    ask = await read_as(request, context.max_body, read)
     model = await context.fleet.resolve_staffed(ask.model)
     ask = await place_images(context, ask, model)
     tenant = tenant_of(request)

@@ -10,7 +10,8 @@ from functools import partial
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from api.access import query_of, read_body_if_any
+from api.access import query_of
+from api.body import read_body_if_any
 from api.context import context_of, tenant_of
 from api.relay import JobResponse
 from api.schemas.slots import SlotFields, report_json, slot_action, slot_number
