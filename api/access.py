@@ -49,10 +49,7 @@ class Access:
             await Response(headers=PREFLIGHT)(scope, receive, answer.send)
             return
         try:
-            is_below = self._take_prefix(scope)
-            scope.setdefault("state", {})["tenant"] = self._tenant(scope, is_below)
-            if not is_below:
-                raise HTTPException(404)
+            self._admit(scope)
             await self._app(scope, receive, answer.send)
         except ClientDisconnect:
             return
@@ -67,17 +64,15 @@ class Access:
                 raise  # the server cuts the connection, so that nobody takes the answer for whole
             await response_to(error, scope)(scope, receive, answer.send)
 
-    def _take_prefix(self, scope: Scope) -> bool:
-        """Whether the path begins with it; it is taken off, so that nobody else knows of it."""
-        if not self._prefix:
-            return True
-        is_below: bool = scope["path"].startswith(f"{self._prefix}/")
-        if is_below:
-            scope["path"] = scope["path"].removeprefix(self._prefix)
-        return is_below
-
-    def _tenant(self, scope: Scope, is_below: bool) -> str:
-        return ANYONE if is_below and scope["path"] in OPEN else self._keys.tenant_of(Headers(scope=scope))
+    def _admit(self, scope: Scope) -> None:
+        """Leaves in the scope whose request it is. Raises Unauthenticated, and HTTP 404 for what lacks the prefix."""
+        is_below = scope["path"].startswith(f"{self._prefix}/")
+        path = scope["path"].removeprefix(self._prefix) if is_below else None
+        tenant = ANYONE if path in OPEN else self._keys.tenant_of(Headers(scope=scope))
+        if path is None:
+            raise HTTPException(404)
+        scope["path"] = path
+        scope.setdefault("state", {})["tenant"] = tenant
 
 
 class _Answer:
@@ -115,4 +110,3 @@ def header_of(request: Request, name: str) -> str | None:
     if len(given) > 1:
         raise bad_field(name, "is given twice")
     return given[0] if given else None
-

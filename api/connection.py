@@ -8,6 +8,10 @@ body, and what a transport buffers before it says stop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
+import sys
+import termios
 import urllib.parse
 from collections import deque
 from enum import Enum
@@ -91,24 +95,22 @@ class Connection(asyncio.Protocol):
         """Bytes that came since the last one of which it is known what it belongs to."""
         self._headers: list[tuple[bytes, bytes]] = []
         self._url = b""
+        self._is_declining = False
 
     # asyncio's side.
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
         self._client, self._server = _address(transport, "peername"), _address(transport, "sockname")
         self._scheme = "https" if transport.get_extra_info("sslcontext") else "http"
-        self._parser = httptools.HttpRequestParser(self)
-        # Else the parser would refuse what stands behind a request that says it is the last, before that is answered.
-        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._parser = self._new_parser()
         self._state.connections.add(self)  # type: ignore[arg-type]
         self._enter(Phase.IDLE)
         if len(self._state.connections) > self._max_connections:
             self._refuse(NotReady("There are too many connections", retry_after_s=1))
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._state.connections.discard(self)  # type: ignore[arg-type]
+        self._state.connections.discard(self)
         self._phase = Phase.LEAVING
         for timer in (self._timer, self._write_timer):
             if timer is not None:
@@ -130,7 +132,8 @@ class Connection(asyncio.Protocol):
             try:
                 self._parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
-                data = data[upgrade.args[0] :]  # we stay with what we speak, as a server may
+                data = data[upgrade.args[0] :]
+                self._decline_upgrade()
                 continue
             except httptools.HttpParserError as error:
                 self._refuse(_fault_of(error, data))
@@ -161,7 +164,30 @@ class Connection(asyncio.Protocol):
 
     # The parser's side. What is raised here comes out of `feed_data` as the context of an error of its own.
 
+    def _new_parser(self) -> httptools.HttpRequestParser:
+        parser = httptools.HttpRequestParser(self)
+        # Else it would refuse what stands behind a request that says it is the last, before that is answered.
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return parser
+
+    def _decline_upgrade(self) -> None:
+        """Stays with HTTP/1.1, as a server may that is asked for another protocol, which Java's client does each time.
+
+        The parser takes all behind such a head for that protocol. So another one is told of the body alone.
+        """
+        self._parser = self._new_parser()
+        if framing := self._framing():
+            self._is_declining = True
+            self._parser.feed_data(b"".join([b"POST / HTTP/1.1\r\n", *map(header_line, framing), b"\r\n"]))
+            self._is_declining = False
+
+    def _framing(self) -> list[tuple[bytes, bytes]]:
+        """The headers that say where the body ends."""
+        return [header for header in self._headers if header[0] in (b"content-length", b"transfer-encoding")]
+
     def on_message_begin(self) -> None:
+        if self._is_declining:
+            return
         self._n_unmarked = 0
         self._headers, self._url = [], b""
         if len(self._exchanges) >= MAX_AHEAD:
@@ -169,18 +195,22 @@ class Connection(asyncio.Protocol):
         self._enter(Phase.HEAD)
 
     def on_url(self, part: bytes) -> None:
+        if self._is_declining:
+            return
         self._url += part
         if len(self._url) > MAX_URL:
             raise HTTPException(414, f"The URL is longer than {MAX_URL} bytes")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._phase is not Phase.HEAD:
+        if self._phase is not Phase.HEAD:  # what declines an upgrade is in the phase BODY, too
             return  # a trailer: it is nobody's word on who asks, or what
         if len(self._headers) == MAX_FIELDS:
             raise HTTPException(431, f"The request has more than {MAX_FIELDS} headers")
         self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
+        if self._is_declining:
+            return
         if len(self._url) + sum(len(name) + len(value) for name, value in self._headers) > MAX_HEAD:
             raise _too_long_a_head()
         named = [name for name, _ in self._headers]
@@ -211,6 +241,8 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self._n_unmarked = 0
+        if self._parser.should_upgrade() and self._framing():
+            return  # it is not: see `_decline_upgrade`
         if self._phase is Phase.BODY:
             self._exchanges[-1].complete()
             self._enter(Phase.ANSWERED)
@@ -332,15 +364,22 @@ class Connection(asyncio.Protocol):
     def _watch_writes(self) -> None:
         if self._write_timer is not None:
             self._write_timer.cancel()
-        n_unsent = self._transport.get_write_buffer_size()
-        self._write_timer = self._loop.call_later(self._timeout_s, self._look_at_writes, n_unsent)
+        self._write_timer = self._loop.call_later(self._timeout_s, self._look_at_writes, self._n_unsent())
 
     def _look_at_writes(self, n_before: int) -> None:
         """Lets go of a client that took nothing of what there was to take."""
-        if self._transport.get_write_buffer_size() < n_before:
+        if self._n_unsent() < n_before:
             self._watch_writes()
         else:
             self._transport.abort()
+
+    def _n_unsent(self) -> int:
+        """Bytes that the client has not taken. The system holds most: it has room for megabytes before it takes more
+        from us, which a slow reader needs hours for."""
+        in_system = bytearray(4)
+        with contextlib.suppress(OSError):
+            fcntl.ioctl(self._transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, in_system)
+        return self._transport.get_write_buffer_size() + int.from_bytes(in_system, sys.byteorder)
 
     def _scope(self, version: str, method: str) -> Scope:
         raw_path, query = _target(self._url)

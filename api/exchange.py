@@ -106,7 +106,8 @@ class Exchange:
         """The application's turn. An answer that it leaves unfinished cuts the connection, so that nobody takes what
         there is for whole."""
         try:
-            await app(self.scope, self.receive, self.send)
+            if not self.is_gone:
+                await app(self.scope, self.receive, self.send)
         except Exception:
             if not self._has_started:
                 log.exception("a request failed", path=self.scope["path"])

@@ -1,13 +1,15 @@
 """How errors look over HTTP: one table from error class to status and type. Knows no route and no Redis.
 
 The body is llama.cpp's, `{"error": {"code", "message", "type"}}` with the HTTP status as `code`; paths of the OpenAI
-family add `param`, the field at fault or null.
+family add `param`, the field at fault or null; those of ollama's have `{"error": "message"}`. Where an error came in
+decides, so that what no route ever sees looks as its client expects.
 """
 
 from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from starlette.exceptions import HTTPException
@@ -57,17 +59,10 @@ BY_STATUS: dict[int, Problem] = {
 }
 """Problems that HTTP itself has, before any job is thought of."""
 
-_OPENAI_PATHS = ("/v1/", "/chat/")
-
 
 def new_request_id() -> str:
     """For a request that names itself none."""
     return f"req_{secrets.token_hex(12)}"
-
-
-def has_param(path: str) -> bool:
-    """Whether errors under this path tell the field at fault in a key of its own."""
-    return path.startswith(_OPENAI_PATHS)
 
 
 def problem_of(error: Exception) -> Problem:
@@ -95,9 +90,46 @@ def body_of(error: Exception, *, with_param: bool = False) -> dict[str, Any]:
     return {"error": described}
 
 
+def ollama_body_of(error: Exception) -> dict[str, Any]:
+    """ollama's: a text alone, in its own words where it has any."""
+    match error:
+        case errors.PromptTooLong():
+            message = "the input length exceeds the context length"
+        case errors.QueueFull():
+            message = "server busy, please try again.  maximum pending requests exceeded"
+        case errors.UnknownModel(model=str(name)):
+            message = f"model '{name}' not found"
+        case errors.Cancelled():
+            message = "request canceled"
+        case _:
+            message = _message(error)
+    return {"error": message}
+
+
+class Family(NamedTuple):
+    """How those who speak one language of ours are told of an error."""
+
+    body_of: Callable[[Exception], dict[str, Any]]
+    statuses: Mapping[type[Exception], int] = {}
+    """Where they expect another one than the table's."""
+
+
+LLAMACPP = Family(body_of)
+OPENAI = Family(lambda error: body_of(error, with_param=True))
+OLLAMA = Family(ollama_body_of, {errors.QueueFull: 503})
+
+_FAMILIES: dict[tuple[str, ...], Family] = {("/v1/", "/chat/"): OPENAI, ("/api/",): OLLAMA}
+
+
+def family_of(path: str) -> Family:
+    """Whose path it is, also one that nobody answers."""
+    return next((family for prefixes, family in _FAMILIES.items() if path.startswith(prefixes)), LLAMACPP)
+
+
 def response_to(error: Exception, scope: Scope) -> Response:
     """The whole answer, with `Retry-After` where waiting helps."""
-    problem = problem_of(error)
+    family = family_of(scope["path"])
+    status = family.statuses.get(type(error), problem_of(error).status)
     headers: dict[str, str] = dict(getattr(error, "headers", None) or {})
     if isinstance(error, errors.Unavailable):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
@@ -106,8 +138,8 @@ def response_to(error: Exception, scope: Scope) -> Response:
     if isinstance(error, errors.Unauthenticated):
         headers["WWW-Authenticate"] = "Bearer"
     return Response(
-        to_json(body_of(error, with_param=has_param(scope["path"]))),
-        problem.status,
+        to_json(family.body_of(error)),
+        status,
         headers,
         media_type="application/json; charset=utf-8",
     )

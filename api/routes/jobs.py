@@ -117,6 +117,8 @@ class EventsResponse:
 class JobEvents:
     """One durable job, both as what is followed and as how it looks: one event for each number of its log."""
 
+    framing = sse.FRAMING
+
     def __init__(self, context: Context, record: JobRecord, reader: Reader) -> None:
         self._queue = context.bus.queue
         self._waiting_for = context.fleet.waiting_for

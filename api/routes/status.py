@@ -10,7 +10,8 @@ from starlette.responses import Response
 from api.context import context_of, json_response
 from api.fleet import AWAY, Fleet, State
 from api.problems import body_of, response_to
-from shared.bus import ModelCard, SlotState, WorkerState
+from api.schemas.models import listed_json, model_json
+from shared.bus import SlotState, WorkerState
 from shared.errors import BusUnavailable, NotReady, SlotstreamError
 
 QUICK_LOOK_S = 0.05
@@ -74,8 +75,8 @@ async def models(request: Request) -> Response:
     return json_response(
         {
             "object": "list",
-            "data": [_model_json(card, started_at.get(card.name, 0)) for card in cards],
-            "models": [_ollama_json(card) for card in cards],
+            "data": [model_json(card, started_at.get(card.name, 0)) for card in cards],
+            "models": [listed_json(card) for card in cards],
         }
     )
 
@@ -125,55 +126,4 @@ def _slot_json(number: int, worker: WorkerState, slot: SlotState) -> dict[str, A
                 "n_decoded": slot.n_decoded,
             }
         ],
-    }
-
-
-def _model_json(card: ModelCard, created: int) -> dict[str, Any]:
-    return {
-        "id": card.name,
-        "aliases": [card.name, *card.aliases],
-        "tags": [],
-        "object": "model",
-        "created": created,
-        "owned_by": "llamacpp",
-        "meta": {
-            "vocab_type": card.vocab_type,
-            "n_vocab": card.n_vocab,
-            "n_ctx": card.n_ctx,
-            "n_ctx_train": card.n_ctx_train,
-            "n_embd": card.n_embd,
-            "n_params": card.n_params,
-            "size": card.size,
-            "ftype": card.ftype,
-        },
-    }
-
-
-def _capabilities(card: ModelCard) -> list[str]:
-    """llama.cpp's words for what generates text. For what does not it has none: ollama's, and Jina's for its path."""
-    if not card.can_generate:
-        return ["rerank" if card.pooling == "rank" else "embedding"]
-    return ["completion", "multimodal"] if card.has_vision else ["completion"]
-
-
-def _ollama_json(card: ModelCard) -> dict[str, Any]:
-    return {
-        "name": card.name,
-        "model": card.name,
-        "modified_at": "",
-        "size": str(card.size),
-        "digest": "",
-        "type": "model",
-        "description": card.description,
-        "tags": [""],
-        "capabilities": _capabilities(card),
-        "parameters": "",
-        "details": {
-            "parent_model": "",
-            "format": "gguf",
-            "family": "",
-            "families": [""],
-            "parameter_size": "",
-            "quantization_level": "",
-        },
     }
