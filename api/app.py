@@ -9,7 +9,7 @@ import asyncio
 import socket
 import ssl
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,9 +17,7 @@ import structlog
 import uvloop
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp
 
 from api.access import Access
 from api.context import Context
@@ -27,10 +25,11 @@ from api.cors import Cors
 from api.fleet import Fleet
 from api.keys import Keys, keys_of
 from api.listener import open_listener
+from api.openapi.description import ByMethod
 from api.outgoing import Outgoing
 from api.problems import on_error
 from api.profiles import Profiles
-from api.routes import adapters, jobs, llamacpp, openai, props, slots, status
+from api.routes import adapters, docs, jobs, llamacpp, metrics, models, openai, props, slots, status
 from api.server import SHUTDOWN_S, Server, config_of, make_room_for
 from api.tls import server_context
 from shared import telemetry
@@ -42,29 +41,19 @@ log = structlog.get_logger(__name__)
 
 PROBE = ["GET", "HEAD"]
 
-Endpoint = Callable[[Request], Awaitable[ASGIApp]]
-
-
-def _by_method(**endpoints: Endpoint) -> Endpoint:
-    """One path, several methods. As routes of their own, a 405 would tell of the first one only."""
-
-    async def endpoint(request: Request) -> ASGIApp:
-        return await endpoints.get(request.method, endpoints["GET"])(request)
-
-    return endpoint
-
-
 ROUTES: list[BaseRoute] = [
     Route("/health", status.health, methods=PROBE),
     Route("/v1/health", status.health, methods=PROBE),
     Route("/ready", status.ready, methods=PROBE),
     Route("/live", status.live, methods=PROBE),
-    Route("/v1/models", status.models, methods=["GET"]),
-    Route("/models", status.models, methods=["GET"]),
-    Route("/props", _by_method(GET=props.show, POST=props.change), methods=["GET", "POST"]),
+    Route("/v1/models", models.index, methods=["GET"]),
+    Route("/models", models.index, methods=["GET"]),
+    Route("/v1/models/{model:path}", models.show, methods=["GET"]),
+    Route("/metrics", metrics.show, methods=["GET"]),
+    Route("/props", ByMethod(GET=props.show, POST=props.change).answer, methods=["GET", "POST"]),
     Route("/slots", status.slots, methods=["GET"]),
     Route("/slots/{id_slot}", slots.act, methods=["POST"]),
-    Route("/lora-adapters", _by_method(GET=adapters.index, POST=adapters.change), methods=["GET", "POST"]),
+    Route("/lora-adapters", ByMethod(GET=adapters.index, POST=adapters.change).answer, methods=["GET", "POST"]),
     Route("/completion", llamacpp.completion, methods=["POST"]),
     Route("/completions", llamacpp.completion, methods=["POST"]),
     Route("/infill", llamacpp.infill, methods=["POST"]),
@@ -81,10 +70,12 @@ ROUTES: list[BaseRoute] = [
     Route("/v1/chat/completions", openai.chat_completions, methods=["POST"]),
     Route("/chat/completions", openai.chat_completions, methods=["POST"]),
     Route("/v1/embeddings", openai.embeddings, methods=["POST"]),
-    Route("/v1/jobs", _by_method(GET=jobs.index, POST=jobs.create), methods=["GET", "POST"]),
+    Route("/v1/jobs", ByMethod(GET=jobs.index, POST=jobs.create).answer, methods=["GET", "POST"]),
     Route("/v1/jobs/{job_id}", jobs.show, methods=["GET"]),
     Route("/v1/jobs/{job_id}/cancel", jobs.cancel, methods=["POST"]),
     Route("/v1/jobs/{job_id}/events", jobs.events, methods=["GET"]),
+    Route("/openapi.json", docs.document, methods=["GET"]),
+    Route("/docs", docs.page, methods=["GET"]),
 ]
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import Request
@@ -13,6 +14,7 @@ from starlette.responses import Response
 from api.fleet import Fleet
 from api.outgoing import Outgoing
 from api.profiles import Profiles
+from api.schemas.dialect import DIALECTS, Dialect
 from api.schemas.strict import to_json
 from shared.bus import Bus
 from shared.settings import ApiSettings
@@ -29,6 +31,13 @@ class Context:
     profiles: Profiles
     spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
     """Runs what must outlive a request; the app waits for it before it closes the bus. It must not raise."""
+    started_at: float = field(default_factory=time.time)
+    """Unix seconds."""
+
+    @property
+    def dialect(self) -> Dialect:
+        """What this server's clients speak."""
+        return DIALECTS[self.settings.compat]
 
     @property
     def max_body(self) -> int:
@@ -44,6 +53,12 @@ class Context:
 def context_of(request: Request) -> Context:
     context: Context = request.state.context
     return context
+
+
+def path_of(request: Request) -> str:
+    """As the table of routes has it: without what a server of several applications put before it."""
+    path: str = request.scope["path"]
+    return path.removeprefix(request.scope.get("root_path", ""))
 
 
 def tenant_of(request: Request) -> str:

@@ -10,15 +10,44 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NotRequired
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
+from typing_extensions import TypedDict
 
 from api.schemas.strict import to_json
 from shared import errors
+
+
+class ErrorDetail(TypedDict):
+    code: int
+    """The HTTP status."""
+    message: str
+    """Of a bad field: `Field 'n_predict': …`."""
+    type: str
+    n_prompt_tokens: NotRequired[int]
+    """Of a prompt that is too long, with `n_ctx`."""
+    n_ctx: NotRequired[int]
+
+
+class Error(TypedDict):
+    error: ErrorDetail
+
+
+class ParamErrorDetail(ErrorDetail):
+    param: str | None
+    """The field at fault."""
+
+
+class ParamError(TypedDict):
+    error: ParamErrorDetail
+
+
+class OllamaError(TypedDict):
+    error: str
 
 
 class Problem(NamedTuple):
@@ -109,14 +138,16 @@ def ollama_body_of(error: Exception) -> dict[str, Any]:
 class Family(NamedTuple):
     """How those who speak one language of ours are told of an error."""
 
+    form: type
+    """Of the body, for the API's description of itself."""
     body_of: Callable[[Exception], dict[str, Any]]
     statuses: Mapping[type[Exception], int] = {}
     """Where they expect another one than the table's."""
 
 
-LLAMACPP = Family(body_of)
-OPENAI = Family(lambda error: body_of(error, with_param=True))
-OLLAMA = Family(ollama_body_of, {errors.QueueFull: 503})
+LLAMACPP = Family(Error, body_of)
+OPENAI = Family(ParamError, lambda error: body_of(error, with_param=True))
+OLLAMA = Family(OllamaError, ollama_body_of, {errors.QueueFull: 503})
 
 _FAMILIES: dict[tuple[str, ...], Family] = {("/v1/", "/chat/"): OPENAI, ("/api/",): OLLAMA}
 

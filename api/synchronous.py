@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
 
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from api.body import read_as
-from api.context import context_of, tenant_of
+from api.context import context_of, path_of, tenant_of
 from api.images import place_images
 from api.pinning import pinned
 from api.relay import JobResponse
-from api.schemas.ask import Ask, Origin
+from api.schemas.ask import Origin
+from api.schemas.dialect import Reader
 from shared.jobs import Job, Lane
 
 
-async def answer(request: Request, read: Callable[[dict[str, Any]], Ask]) -> ASGIApp:
+async def spoken(request: Request) -> ASGIApp:
+    """Any path of the table of what the server's clients speak."""
+    return await answer(request, context_of(request).dialect.readers[path_of(request)])
+
+
+async def answer(request: Request, read: Reader) -> ASGIApp:
     """Everything that can be refused without a worker is refused before anything is queued."""
     context = context_of(request)
     ask = await read_as(request, context.max_body, read)
@@ -34,9 +38,17 @@ async def answer(request: Request, read: Callable[[dict[str, Any]], Ask]) -> ASG
             lane=ask.lane or Lane.INTERACTIVE,
             tenant=tenant,
             deadline_s=context.settings.deadline_s,
-            endpoint=request.url.path,
+            endpoint=path_of(request),
+            compat=context.dialect.name,
         )
         for pin in pins
     ]
     origin = Origin(jobs[0].id, model, int(time.time()))
-    return JobResponse(context, jobs, ask.shape(origin), is_stream=ask.is_stream, workers=[pin.worker for pin in pins])
+    return JobResponse(
+        context,
+        jobs,
+        ask.shape(origin),
+        is_stream=ask.is_stream,
+        keep_alive_s=ask.keep_alive_s,
+        workers=[pin.worker for pin in pins],
+    )

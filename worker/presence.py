@@ -1,4 +1,5 @@
-"""Says who this worker is and how it does, for `/health`, `/slots` and whoever looks for workers."""
+"""Says who this worker is, how it does and what it has done, for `/health`, `/slots`, `/metrics` and whoever looks for
+workers."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ import contextlib
 import os
 import platform
 import time
+from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -16,14 +17,17 @@ from typing import Literal
 
 import structlog
 
-from shared.bus import AdapterCard, ModelCard, Presence, SlotState, WorkerState
+from shared.bus import AdapterCard, Bus, ModelCard, Recent, SlotState, WorkerState
 from shared.errors import BusUnavailable
-from worker.engine import Adapters, Defaults, Engine, EngineSnapshot
+from shared.jobs import Generation, Sampling
+from shared.work import Work
+from worker.engine import Adapters, Defaults, Engine, EngineSnapshot, SlotSnapshot
 
 EVERY_S = 0.5
 TTL_S = 10.0
 FAILURE_TTL_S = 60.0
 """How long it is known why a worker could not start."""
+RECENT_S = 60.0
 BUILD = f"llama-cpp-python {version('llama-cpp-python')}"
 
 log = structlog.get_logger(__name__)
@@ -34,10 +38,11 @@ Status = Literal["loading", "ready", "draining", "failed"]
 class Announcer:
     """Keeps this worker's entry fresh. The entry runs out by itself when the worker dies."""
 
-    def __init__(self, presence: Presence, worker_id: str, names: tuple[str, ...], path: str, n_slots: int) -> None:
+    def __init__(self, bus: Bus, worker_id: str, names: tuple[str, ...], path: str, n_slots: int) -> None:
         """`names` are what clients call the model, `path` is what it is loaded from."""
         self.worker_id = worker_id
-        self._presence = presence
+        self._presence, self._tally = bus.presence, bus.tally
+        self._recent = Window()
         self._n_slots = n_slots
         self._card = ModelCard(
             name=readable(names[0]),
@@ -90,7 +95,7 @@ class Announcer:
             while True:
                 self._changed.clear()
                 try:
-                    await self._presence.announce(self._state(), ttl_s=TTL_S)
+                    await self._announce()
                 except BusUnavailable as error:
                     log.debug("not announced", reason=error.message)
                 with contextlib.suppress(TimeoutError):
@@ -98,19 +103,30 @@ class Announcer:
         finally:
             await self._leave()
 
+    async def _announce(self) -> None:
+        """What it is comes first: the other does not replace anything, and waits for the next time."""
+        snapshot = self._snapshot()
+        await self._presence.announce(self._state(snapshot), ttl_s=TTL_S)
+        await self._say_what_was_done(snapshot)
+
     async def _leave(self) -> None:
-        last_word = (
-            self._presence.announce(self._state(), ttl_s=FAILURE_TTL_S)
-            if self._status == "failed"
-            else self._presence.leave(self.worker_id)
-        )
         try:
-            await asyncio.wait_for(last_word, 1.0)
+            await asyncio.wait_for(self._say_goodbye(), 1.0)
         except (BusUnavailable, TimeoutError):
             log.debug("left without a word: the entry runs out by itself")
 
-    def _state(self) -> WorkerState:
-        snapshot = self._snapshot()
+    async def _say_goodbye(self) -> None:
+        if self._status == "failed":
+            await self._presence.announce(self._state(self._snapshot()), ttl_s=FAILURE_TTL_S)
+            return
+        await self._say_what_was_done(self._snapshot())
+        await self._presence.leave(self.worker_id)
+
+    async def _say_what_was_done(self, snapshot: EngineSnapshot) -> None:
+        if snapshot.work.n_decodes:
+            await self._tally.say(self.worker_id, self.name, snapshot.work)
+
+    def _state(self, snapshot: EngineSnapshot) -> WorkerState:
         return WorkerState(
             id=self.worker_id,
             model=_with_scales(self._card, self._adapters.defaults),
@@ -119,7 +135,7 @@ class Announcer:
             stage=self._stage if self._status == "loading" else "",
             failure=self._failure,
             started_at=self._started_at,
-            slots=tuple(SlotState(**asdict(slot)) for slot in snapshot.slots),
+            slots=tuple(map(_slot, snapshot.slots)),
             n_slots=self._n_slots,
             n_waiting=snapshot.n_waiting,
             n_parked=snapshot.n_parked,
@@ -127,9 +143,71 @@ class Announcer:
             pid=os.getpid(),
             build=BUILD,
             tokens_per_second=round(snapshot.tokens_per_second, 2),
+            recent=self._recent.since(snapshot.work, time.monotonic()),
+            n_cells=snapshot.n_cells,
+            n_cells_used=snapshot.n_cells_used,
             batch=snapshot.batch.n_rows,
             decode_ms=round(snapshot.decode_ms, 3),
             gap_ms=round(snapshot.gap_ms_p50, 3),
+        )
+
+
+def _slot(slot: SlotSnapshot) -> SlotState:
+    return SlotState(
+        id=slot.id,
+        is_processing=slot.is_processing,
+        job_id=slot.job_id,
+        n_ctx=slot.n_ctx,
+        n_prompt_tokens=slot.n_prompt_tokens,
+        n_prompt_tokens_processed=slot.n_prompt_tokens_processed,
+        n_prompt_tokens_cache=slot.n_prompt_tokens_cache,
+        n_decoded=slot.n_decoded,
+        n_remain=slot.n_remain,
+        has_new_line=slot.has_new_line,
+        asked=None if slot.request is None else without_words(slot.request),
+    )
+
+
+def without_words(request: Generation) -> Generation:
+    """How a text is to be made, for all to see: none of what its author wrote, be it a stop string or a bias."""
+    usual = Sampling()
+    words = {name: getattr(usual, name) for name in ("penalty_prompt", "logit_bias", "dry_sequence_breakers")}
+    # What is copied was checked when the job was read.
+    return Generation.model_construct(
+        n_predict=request.n_predict,
+        n=request.n,
+        sampling=request.sampling.model_copy(update=words),
+        cache_prompt=request.cache_prompt,
+        n_keep=request.n_keep,
+        n_discard=request.n_discard,
+        truncate=request.truncate,
+        shift=request.shift,
+        t_max_predict_ms=request.t_max_predict_ms,
+        n_indent=request.n_indent,
+        n_probs=request.n_probs,
+        post_sampling_probs=request.post_sampling_probs,
+        timings_per_token=request.timings_per_token,
+        lora=request.lora,
+    )
+
+
+class Window:
+    """What was done in the last minute: the difference to what had been done by then."""
+
+    def __init__(self) -> None:
+        self._known: deque[tuple[float, Work]] = deque([(0.0, Work())])
+
+    def since(self, work: Work, now: float) -> Recent:
+        """`work` is all that was done until `now`, monotonic seconds."""
+        self._known.append((now, work))
+        while len(self._known) > 1 and self._known[1][0] <= now - RECENT_S:
+            self._known.popleft()
+        done = work - self._known[0][1]
+        return Recent(
+            prompt_tokens=done.n_prompt_tokens,
+            prompt_s=done.prompt_s,
+            predicted_tokens=done.n_predicted_tokens - done.n_begun,
+            predicted_s=done.predicted_s,
         )
 
 

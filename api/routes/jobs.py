@@ -19,13 +19,15 @@ from api.access import header_of, query_of
 from api.body import read_body
 from api.context import Context, context_of, tenant_of, written_response
 from api.images import place_images
+from api.openapi import answers
+from api.openapi.description import Pieces, Reach, described
 from api.pinning import pinned
 from api.problems import body_of
 from api.relay import Departure, Stream
 from api.rendering import rendered
 from api.schemas.ask import Ask, Heard
+from api.schemas.dialect import ENDPOINTS
 from api.schemas.jobs import (
-    ENDPOINTS,
     EventsFields,
     JobFields,
     ListFields,
@@ -44,6 +46,16 @@ from shared.jobs import Job, JobRecord, Lane, partition_of
 MAX_IDEMPOTENCY_KEY = 255
 
 
+@described(
+    "Leave work that nobody waits for",
+    reads=JobFields,
+    headers={"Idempotency-Key": "The same key with the same body is the same job."},
+    gives=answers.Job,
+    also={202: answers.Job},
+    reach=Reach.FLEET,
+    fails=(404, 409, 429, 501),
+    tells_job=True,
+)
 async def create(request: Request) -> Response:
     """202 with the new job; 200 with the old one when its idempotency key is used again."""
     context, tenant = context_of(request), tenant_of(request)
@@ -58,6 +70,7 @@ async def create(request: Request) -> Response:
     return await _job_response(context, record, 202 if receipt.is_new else 200)
 
 
+@described("Jobs, newest first", query=ListFields, gives=answers.JobList, reach=Reach.FLEET)
 async def index(request: Request) -> Response:
     """A page of this tenant's jobs, newest first."""
     fields = read(ListFields, query_of(request))
@@ -70,12 +83,14 @@ async def index(request: Request) -> Response:
     return written_response(await rendered(endings, lambda: list_json(page, context.fleet.waiting_for)))
 
 
+@described("How a job stands, and its result", gives=answers.Job, reach=Reach.FLEET, fails=(404,), tells_job=True)
 async def show(request: Request) -> Response:
     context = context_of(request)
     record = await _record(context, tenant_of(request), request.path_params["job_id"])
     return await _job_response(context, record)
 
 
+@described("Cancel a job", gives=answers.Job, reach=Reach.FLEET, fails=(404,), tells_job=True)
 async def cancel(request: Request) -> Response:
     """The job as it is now: cancelled, about to be, or as it had ended already."""
     context, tenant = context_of(request), tenant_of(request)
@@ -83,6 +98,16 @@ async def cancel(request: Request) -> Response:
     return await _job_response(context, await context.bus.queue.cancel(record.id))
 
 
+@described(
+    "A job's tokens as they come, and its end",
+    query=EventsFields,
+    headers={"Last-Event-ID": "The event after which to go on; it counts before `starting_after`."},
+    streams=(Pieces.sse(answers.JobEvent),),
+    also={204: None},
+    reach=Reach.FLEET,
+    fails=(404,),
+    tells_job=True,
+)
 async def events(request: Request) -> ASGIApp:
     context, tenant = context_of(request), tenant_of(request)
     after = _after(request)
@@ -167,7 +192,7 @@ async def _asked(context: Context, fields: JobFields) -> tuple[Ask, str]:
     if fields.webhook is not None:
         raise NotSupported("Field 'webhook': this build does not support it", param="webhook")
     try:
-        ask = ENDPOINTS[fields.endpoint](fields.body)
+        ask = context.dialect.readers[fields.endpoint](fields.body)
         model = await context.fleet.resolve(ask.model)
     except (InvalidRequest, NotSupported, UnknownModel) as error:
         raise _inside_body(error) from None
@@ -185,6 +210,7 @@ def _job(context: Context, tenant: str, fields: JobFields, ask: Ask, model: str,
         tenant=tenant,
         deadline_s=fields.deadline_s or context.settings.job_deadline_s,
         endpoint=fields.endpoint,
+        compat=context.dialect.name,
         is_durable=True,
         body=json.dumps(without_files(fields.body, ask.album), ensure_ascii=False, separators=(",", ":")),
         metadata=fields.metadata,

@@ -9,19 +9,35 @@ from starlette.responses import Response
 
 from api.context import context_of, json_response
 from api.fleet import AWAY, Fleet, State
+from api.openapi import answers
+from api.openapi.description import Reach, described
 from api.problems import body_of, response_to
-from api.schemas.models import listed_json, model_json
-from shared.bus import SlotState, WorkerState
-from shared.errors import BusUnavailable, NotReady, SlotstreamError
+from api.schemas.slots import slot_json
+from api.schemas.strict import ClientFields
+from shared.errors import BusUnavailable, NotReady, NotSupported, SlotstreamError
 
 QUICK_LOOK_S = 0.05
 """A probe must be answered at once, so a second look at Redis may not take longer."""
 
 
+class SlotsQuery(ClientFields):
+    """Only whether they are named counts, as in llama.cpp: any value will do."""
+
+    fail_on_no_slot: str | None = None
+    """Makes a full house a 503."""
+
+
+class HealthQuery(SlotsQuery):
+    include_slots: str | None = None
+    """Adds the slots."""
+
+
+@described("Whether this process runs", gives=answers.Status)
 async def live(request: Request) -> Response:
     return json_response({"status": "ok"})
 
 
+@described("Whether jobs are taken", gives=answers.Status, also={503: answers.Illness})
 async def ready(request: Request) -> Response:
     """Whether jobs are taken; that needs Redis, but no worker, else a fleet could not start from none."""
     fleet = context_of(request).fleet
@@ -30,6 +46,7 @@ async def ready(request: Request) -> Response:
     return _fault(fleet, "redis unavailable") if fleet.trouble else json_response({"status": "ok"})
 
 
+@described("Whether a worker is ready", query=HealthQuery, gives=answers.Health, also={503: answers.Illness})
 async def health(request: Request) -> Response:
     """llama.cpp's, old and new: `?include_slots` adds the slots, `?fail_on_no_slot` makes a full house a 503."""
     fleet = context_of(request).fleet
@@ -45,40 +62,22 @@ async def health(request: Request) -> Response:
         "slots_idle": n_idle,
         "slots_processing": n_slots - n_idle,
     }
-    if "include_slots" in request.query_params:
-        body["slots"] = _slots_json(fleet)
+    if "include_slots" in request.query_params and context_of(request).settings.slots:
+        body["slots"] = _slots_json(request)
     return json_response(body, 503 if is_full else 200, {"Retry-After": "1"} if is_full else None)
 
 
+@described("The slots of all workers", query=SlotsQuery, gives=list[answers.Slot], reach=Reach.FLEET, fails=(501,))
 async def slots(request: Request) -> Response:
     fleet = context_of(request).fleet
+    if not context_of(request).settings.slots:
+        raise NotSupported("This server does not support slots endpoint. It was started with `--no-slots`")
     await fleet.look()
     if fleet.is_bus_away:
         return response_to(BusUnavailable(AWAY), request.scope)
     if "fail_on_no_slot" in request.query_params and _idle(fleet) == 0:
         return response_to(NotReady("no slot available"), request.scope)
-    return json_response(_slots_json(fleet))
-
-
-async def models(request: Request) -> Response:
-    """Those served now; while no worker is there, those that jobs may be left for."""
-    fleet = context_of(request).fleet
-    if not fleet.serving():
-        await fleet.look()
-    if not fleet.serving() and fleet.is_bus_away:
-        return response_to(BusUnavailable(AWAY), request.scope)
-    cards = sorted(fleet.serving().values(), key=lambda card: card.name)
-    started_at = {
-        worker.model.name: int(worker.started_at)
-        for worker in sorted(fleet.workers, key=lambda worker: -worker.started_at)
-    }
-    return json_response(
-        {
-            "object": "list",
-            "data": [model_json(card, started_at.get(card.name, 0)) for card in cards],
-            "models": [listed_json(card) for card in cards],
-        }
-    )
+    return json_response(_slots_json(request))
 
 
 def _fault(fleet: Fleet, state: State) -> Response:
@@ -101,29 +100,7 @@ def _idle(fleet: Fleet) -> int:
     return sum(not slot.is_processing for worker, slot in fleet.slots() if worker.status == "ready")
 
 
-def _slots_json(fleet: Fleet) -> list[dict[str, Any]]:
-    return [_slot_json(number, worker, slot) for number, (worker, slot) in enumerate(fleet.slots())]
-
-
-def _slot_json(number: int, worker: WorkerState, slot: SlotState) -> dict[str, Any]:
-    """No text and no job of anybody: whoever may see slots may not see others' work."""
-    return {
-        "id": number,
-        "worker": worker.id,
-        "worker_slot": slot.id,
-        "model": worker.model.name,
-        "n_ctx": slot.n_ctx,
-        "speculative": False,
-        "is_processing": slot.is_processing,
-        "state": int(slot.is_processing),
-        "n_prompt_tokens": slot.n_prompt_tokens,
-        "n_prompt_tokens_processed": slot.n_prompt_tokens_processed,
-        "n_prompt_tokens_cache": slot.n_prompt_tokens_cache,
-        "next_token": [
-            {
-                "has_next_token": slot.is_processing,
-                "n_remain": slot.n_remain,
-                "n_decoded": slot.n_decoded,
-            }
-        ],
-    }
+def _slots_json(request: Request) -> list[dict[str, Any]]:
+    fleet, dialect = context_of(request).fleet, context_of(request).dialect
+    slots = enumerate(fleet.slots())
+    return [dialect.slot(slot_json(number, worker, slot)) for number, (worker, slot) in slots]

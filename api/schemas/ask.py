@@ -64,6 +64,8 @@ class Ask:
     lane: Lane | None = None
     """None when the client does not say."""
     is_stream: bool = False
+    keep_alive_s: float | None = None
+    """Seconds of silence after which a stream says that it lives; None when the client does not say."""
     album: Album = field(default_factory=Album)
     """Pictures whose marks stand in the request, which has no media before `with_images`."""
 

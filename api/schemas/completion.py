@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import PlainValidator
 from typing_extensions import TypedDict
 
 from api.schemas.constraints import constraint_of
@@ -47,7 +46,7 @@ def _system_prompt(value: Any) -> SystemPrompt:
 
 class PromptFields(ImageDataFields, GenerationFields):
     prompt: Annotated[Any, by_hand(Prompts)]
-    system_prompt: Annotated[SystemPrompt | None, PlainValidator(_system_prompt, OnePrompt | NamedPrompt)] = None
+    system_prompt: Annotated[Any, by_hand(OnePrompt | NamedPrompt)] = None
 
 
 def completion_of(typed: PromptFields, fields: Mapping[str, Any], pictures: PromptPictures) -> Completion:
@@ -56,6 +55,7 @@ def completion_of(typed: PromptFields, fields: Mapping[str, Any], pictures: Prom
     prompts = prompts_of("prompt", typed.prompt, pictures)
     asked = typed.generation(len(prompts))
     if typed.system_prompt is not None:
-        asked["system_prompt"] = typed.system_prompt.prompt
-        asked["stop"] += (typed.system_prompt.anti_prompt,) if typed.system_prompt.anti_prompt else ()
+        system = _system_prompt(typed.system_prompt)
+        asked["system_prompt"] = system.prompt
+        asked["stop"] += (system.anti_prompt,) if system.anti_prompt else ()
     return Completion(prompts=prompts, constraint=constraint_of(fields), **asked)

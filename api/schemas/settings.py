@@ -17,13 +17,30 @@ RANDOM_SEED = 0xFFFFFFFF
 
 
 def settings_json(request: Generation, answer: Answer, *, model: str, is_stream: bool) -> dict[str, Any]:
-    """What only the worker knew, the seed and what ends a generation, is told by the answer."""
-    return _settings_json(request, model=model, seed=answer.seed, banned=answer.banned, is_stream=is_stream)
+    """What only the worker knew, the context, the seed and what ends a generation, is told by the answer."""
+    told = _settings_json(request, model=model, seed=answer.seed, banned=answer.banned, is_stream=is_stream)
+    return {"n_ctx": answer.n_ctx, **told}
 
 
 def default_settings_json(model: str) -> dict[str, Any]:
     """Of a request that says nothing but its prompt."""
     return _settings_json(Generation(), model=model, seed=RANDOM_SEED)
+
+
+def shown_settings_json(request: Generation, *, model: str) -> dict[str, Any]:
+    """What all may see of a request: how its text is made, and no word of it. The seed is the one asked for."""
+    seed = RANDOM_SEED if request.sampling.seed is None else request.sampling.seed
+    told = _settings_json(request, model=model, seed=seed)
+    return {name: value for name, value in told.items() if name not in WORDS}
+
+
+WORDS = frozenset(
+    {
+        *("stop", "grammar", "grammar_lazy", "grammar_triggers", "preserved_tokens", "json_schema", "regex"),
+        *("logit_bias", "dry_sequence_breakers", "penalty_prompt_tokens", "use_penalty_prompt_tokens"),
+    }
+)
+"""What clients wrote, or what tells of it."""
 
 
 def _settings_json(

@@ -16,7 +16,7 @@ from shared.events import Properties, Text, TokenIds
 from shared.jobs import Adapter, Completion, Job
 from shared.overrides import MetadataOverride
 from tests.models import write_infill_model, write_judging_model, write_reranker_model
-from worker.chat import template_of
+from worker.chat import Dialect, template_of
 from worker.demo import demo_model_path
 from worker.engine import Adapters, EmbedTask, GenerateTask, InputRules, Model
 from worker.engine.adapters import AdapterFile
@@ -226,17 +226,17 @@ def test_a_breaker_is_found_in_every_token_that_has_it_or_begins_it(registrar: R
 
 
 def test_a_request_overrides_the_default_length_and_the_greatest_caps_it(model: Model) -> None:
-    def limits(**rules: int) -> list[int]:
+    def limits(*, is_capped: bool = False, **rules: int) -> list[int]:
         ruled = Registrar(model, Rules(n_ctx=64, **rules))
-        return [
-            generations(admit(ruled, kind="completion", prompts=["a"], n_predict=asked))[0].request.n_predict
-            for asked in (-1, 0, 5, 50)
-        ]
+        asked = {"kind": "completion", "prompts": ["a"], "is_capped": is_capped}
+        return [generations(admit(ruled, **asked, n_predict=n))[0].request.n_predict for n in (-1, 0, 5, 50)]
 
     assert limits() == [-1, 0, 5, 50]
     assert limits(n_predict=9) == [9, 0, 5, 50]
     assert limits(n_predict_max=20) == [20, 0, 5, 20]
     assert limits(n_predict=30, n_predict_max=20) == [20, 0, 5, 20]
+    assert limits(n_predict=9, is_capped=True) == [9, 0, 5, 9]
+    assert limits(is_capped=True) == [-1, 0, 5, 50]
 
 
 def test_a_retry_goes_on_behind_what_was_produced(registrar: Registrar) -> None:
@@ -285,10 +285,10 @@ def test_what_a_model_is_can_be_asked_for(registrar: Registrar, model: Model, tm
     path = write_infill_model(tmp_path / "fill.gguf")
     with Model.load(path, LoadOptions(overrides=overrides)) as other:
         path.unlink()
-        told = Describer(other.facts, template_of(other.facts)).properties
+        told = Describer(other.facts, Dialect(template_of(other.facts))).properties
         assert told.can_infill, "though its file is gone"
         assert told.metadata == {"general.name": "mine", "llama.rope.freq_base": 10.5}
-        assert not Describer(other.facts, template_of(other.facts), can_generate=False).properties.can_infill
+        assert not Describer(other.facts, Dialect(template_of(other.facts)), can_generate=False).properties.can_infill
 
 
 def test_a_model_without_the_tokens_refuses_to_infill(registrar: Registrar) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from shared.jobs import Generation
+from shared.work import Work
 from worker.engine.plan import Plan
 from worker.engine.sequence import Sequence
 from worker.engine.task import SequenceKey
@@ -23,6 +25,9 @@ class SlotSnapshot:
     n_prompt_tokens_cache: int = 0
     n_decoded: int = 0
     n_remain: int = -1
+    has_new_line: bool = False
+    request: Generation | None = None
+    """Of that sequence, as it was asked."""
 
     @classmethod
     def of(cls, slot: int, sequence: Sequence | None, n_ctx: int) -> SlotSnapshot:
@@ -40,6 +45,8 @@ class SlotSnapshot:
             n_prompt_tokens_cache=sequence.n_reused,
             n_decoded=sequence.n_decoded if is_processing else 0,
             n_remain=sequence.n_remain if is_processing else -1,
+            has_new_line=sequence.transcript.has_new_line,
+            request=sequence.task.request,
         )
 
 
@@ -104,9 +111,9 @@ class EngineSnapshot:
     """Time inside llama.cpp per decode: moving average."""
     tokens_per_second: float = 0.0
     """Tokens generated per second by all slots together, over the last seconds."""
-    n_prompt_tokens: int = 0
-    """Prompt tokens computed since the start."""
-    n_prompt_tokens_cached: int = 0
-    """Prompt tokens reused since the start."""
-    n_predicted_tokens: int = 0
-    """Tokens generated since the start."""
+    work: Work = field(default_factory=Work)
+    """All that was done since the start."""
+    n_cells: int = 0
+    """Of the cache."""
+    n_cells_used: int = 0
+    """Also by those that are idle: what they hold may be reused."""
