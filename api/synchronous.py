@@ -12,7 +12,7 @@ from api.context import context_of, path_of, tenant_of
 from api.images import place_images
 from api.pinning import pinned
 from api.relay import JobResponse
-from api.schemas.ask import Origin
+from api.schemas.ask import Ask, Origin
 from api.schemas.dialect import Reader
 from shared.jobs import Job, Lane
 
@@ -24,8 +24,12 @@ async def spoken(request: Request) -> ASGIApp:
 
 async def answer(request: Request, read: Reader) -> ASGIApp:
     """Everything that can be refused without a worker is refused before anything is queued."""
+    return await answer_to(request, await read_as(request, context_of(request).max_body, read))
+
+
+async def answer_to(request: Request, ask: Ask) -> ASGIApp:
+    """The same where the body was read, and something else could have been asked."""
     context = context_of(request)
-    ask = await read_as(request, context.max_body, read)
     model = await context.fleet.resolve_staffed(ask.model)
     ask = await place_images(context, ask, model)
     tenant = tenant_of(request)

@@ -35,6 +35,7 @@ from shared.events import (
     Part,
     Progress,
     Properties,
+    ReplyForm,
     Score,
     SlotReport,
     StopType,
@@ -54,9 +55,8 @@ def card(name: str, **more: Any) -> ModelCard:
         n_ctx=N_CTX,
         n_ctx_train=N_CTX,
         n_embd=4,
-        n_params=1,
         size=1,
-        **{"n_vocab": 100, **more},
+        **{"n_vocab": 100, "n_params": 1, **more},
     )
 
 
@@ -76,6 +76,8 @@ class ScriptedWorker:
         """Of adapters, as they were set last."""
         self.scales_set_at = 0.0
         self.properties = Properties(metadata={"general.name": model}, chat_template="{{ messages }}")
+        self.reply: ReplyForm | None = None
+        """How what it says in chats is to be read."""
         self._changed = asyncio.Condition()
         self._running: dict[str, asyncio.Task[None]] = {}
 
@@ -182,7 +184,8 @@ class Performance:
             return failed(NotSupported("the model has no tokens for that"))
         if verb == "shut":
             await self._wait_for_go()
-        await self._append(accepted=Accepted(prompt_tokens=7, n_ctx=N_CTX))
+        form = self.worker.reply if isinstance(request, Chat) else None
+        await self._append(accepted=Accepted(prompt_tokens=7, n_ctx=N_CTX, reply=form))
         if verb == "read":
             await self._tell_of_progress()
         speeches = [
@@ -194,7 +197,8 @@ class Performance:
             return Finished(status="cancelled", failure=Failure.of(Cancelled("The job was cancelled")))
         if verb == "die":
             return failed(WorkerDied("its workers died"))
-        return Finished(status="succeeded", parts=tuple(speech.answer() for speech in speeches))
+        answers = (speech.answer().model_copy(update={"reply": form}) for speech in speeches)
+        return Finished(status="succeeded", parts=tuple(answers))
 
     async def _speak(self, speeches: list[Speech], *, holds: bool) -> None:
         """A word of each in turn."""
