@@ -107,11 +107,11 @@ class Registrar:
         self._slot_files = slot_files
         self._rules = rules
         ends = [model.token_bytes(token, special=True).decode("utf-8", "replace") for token in sorted(model.eog)]
-        self._dialect = Dialect(template or template_of(model.facts), ends)
+        self.dialect = Dialect(template or template_of(model.facts), ends)
         self._vocabulary = Vocabulary(model)
         self._pairs = Pairs(model.facts, self._vocabulary, model.control_texts)
-        self._prompter = Prompter(model, self._vocabulary, self._dialect, rules)
-        self._describer = Describer(model.facts, self._dialect, can_generate=rules.can_generate)
+        self._prompter = Prompter(model, self._vocabulary, self.dialect, rules)
+        self._describer = Describer(model.facts, self.dialect, can_generate=rules.can_generate)
 
     def admit(
         self, claimed: Claimed, pasts: Mapping[int, Past], is_wanted: Callable[[], bool] = lambda: True
@@ -158,7 +158,7 @@ class Registrar:
         return Accepted(prompt_tokens=n_tokens, n_ctx=self._rules.n_ctx)
 
     def _rendered(self, chat: Chat) -> str:
-        text = self._dialect.template.render(self._dialect.spoken(chat).chat)
+        text = self.dialect.template.render(self.dialect.spoken(chat).chat)
         return text if chat.media is None else text.replace(chat.media.mark, IMAGE_MARK)
 
     def _tokenized(self, request: Tokenize) -> Intake:
@@ -204,7 +204,7 @@ class Registrar:
         penalized = self._penalized(sampling.penalty_prompt)
         scales = self._adapters.scales(request.lora)
         reply = prompts[0].reply if prompts else None
-        constraint = self._dialect.grammar(request, reply) if isinstance(request, Chat) else request.constraint
+        constraint = self.dialect.grammar(request, reply) if isinstance(request, Chat) else request.constraint
         grammar = self._grammar(constraint)
         shown = self._vocabulary.controls_in(reply)
         tasks = []
