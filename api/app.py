@@ -28,7 +28,7 @@ from api.fleet import Fleet
 from api.listener import open_listener
 from api.outgoing import Outgoing
 from api.problems import on_error
-from api.routes import adapters, jobs, llamacpp, openai, slots, status
+from api.routes import adapters, jobs, llamacpp, openai, responses, slots, status
 from shared import telemetry
 from shared.bus import ADVICE, open_bus
 from shared.errors import BusUnavailable, SlotstreamError
@@ -52,6 +52,8 @@ def _by_method(**endpoints: Endpoint) -> Endpoint:
 
     return endpoint
 
+
+RESPONSE = _by_method(GET=responses.show, DELETE=responses.delete)
 
 ROUTES: list[BaseRoute] = [
     Route("/health", status.health, methods=PROBE),
@@ -78,6 +80,12 @@ ROUTES: list[BaseRoute] = [
     Route("/v1/completions", openai.completions, methods=["POST"]),
     Route("/v1/chat/completions", openai.chat_completions, methods=["POST"]),
     Route("/chat/completions", openai.chat_completions, methods=["POST"]),
+    Route("/v1/responses", responses.create, methods=["POST"]),
+    Route("/responses", responses.create, methods=["POST"]),
+    Route("/v1/responses/{response_id}", RESPONSE, methods=["GET", "DELETE"]),
+    Route("/responses/{response_id}", RESPONSE, methods=["GET", "DELETE"]),
+    Route("/v1/responses/{response_id}/cancel", responses.cancel, methods=["POST"]),
+    Route("/responses/{response_id}/cancel", responses.cancel, methods=["POST"]),
     Route("/v1/embeddings", openai.embeddings, methods=["POST"]),
     Route("/v1/jobs", _by_method(GET=jobs.index, POST=jobs.create), methods=["GET", "POST"]),
     Route("/v1/jobs/{job_id}", jobs.show, methods=["GET"]),

@@ -53,7 +53,7 @@ BY_STATUS: dict[int, Problem] = {
 }
 """Problems that HTTP itself has, before any job is thought of."""
 
-_OPENAI_PATHS = ("/v1/", "/chat/")
+_OPENAI_PATHS = ("/v1/", "/chat/", "/responses")
 
 
 def has_param(path: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -19,7 +19,7 @@ from api import sse
 from api.context import STOPPING, Context, written_response
 from api.made import made
 from api.rendering import rendered
-from api.schemas.ask import Heard, Shape
+from api.schemas.ask import Heard, Origin, Shape
 from shared.errors import NotReady, SlotstreamError
 from shared.jobs import Job
 
@@ -44,7 +44,7 @@ class JobResponse:
         self,
         context: Context,
         jobs: Sequence[Job],
-        shape: Shape,
+        shape: Callable[[Origin], Shape],
         *,
         is_stream: bool = False,
         workers: Sequence[str | None] | None = None,
@@ -59,14 +59,21 @@ class JobResponse:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {"X-Job-Id": self._jobs[0].id} if len(self._jobs) == 1 else {}
         async with made(self._context, self._jobs, self._workers) as source, Departure(receive):
+            shape = self._shape(await self._origin())
             if self._is_stream:
                 settings = self._context.settings
                 early = await source.settle(settings.accept_wait_s)
-                await Stream(self._shape, headers, settings.keep_alive_s).run(source, send, early)
+                await Stream(shape, headers, settings.keep_alive_s).run(source, send, early)
             else:
                 endings = await source.endings()
-                text = await rendered(endings, lambda: self._shape.body(endings))
+                text = await rendered(endings, lambda: shape.body(endings))
                 await written_response(text, headers=headers)(scope, receive, send)
+
+    async def _origin(self) -> Origin:
+        first = self._jobs[0]
+        # What is kept is told of again, and then by the queue's clock.
+        record = await self._context.bus.queue.record(first.id) if first.is_durable else None
+        return Origin(first.id, first.model, int(record.created_at if record else time.time()))
 
 
 class Stream:
@@ -77,11 +84,12 @@ class Stream:
         self._headers = {**sse.HEADERS, **headers}
         self._keep_alive_s = keep_alive_s
 
-    async def run(self, source: Source, send: Send, early: Sequence[Heard] = ()) -> None:
-        """Sends the headers, what was heard `early`, what comes, and the end. Errors are its last event."""
+    async def run(self, source: Source, send: Send, early: Sequence[Heard] = (), *, opening: bytes = b"") -> None:
+        """Sends the headers, an `opening`, what was heard `early`, what comes, and the end. Errors are its last event."""
         raw = [(name.lower().encode(), value.encode()) for name, value in self._headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": raw})
         try:
+            await _write(send, opening)
             await self._relay(source, send, early)
         except SlotstreamError as error:
             await _write(send, self._shape.failed(error))

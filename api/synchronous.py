@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,16 +11,23 @@ from starlette.types import ASGIApp
 from api.access import read_body
 from api.context import context_of, tenant_of
 from api.images import place_images
+from api.kept import kept_body
 from api.pinning import pinned
 from api.relay import JobResponse
-from api.schemas.ask import Ask, Origin
+from api.schemas.ask import Ask
 from shared.jobs import Job, Lane
 
 
 async def answer(request: Request, read: Callable[[dict[str, Any]], Ask]) -> ASGIApp:
-    """Everything that can be refused without a worker is refused before anything is queued."""
+    """Reads the request's body and answers it."""
+    fields = await read_body(request, context_of(request).max_body)
+    return await answer_to(request, read(fields), fields)
+
+
+async def answer_to(request: Request, ask: Ask, fields: dict[str, Any]) -> ASGIApp:
+    """`ask` is what was read of `fields`. Everything that can be refused without a worker is refused before anything is
+    queued."""
     context = context_of(request)
-    ask = read(await read_body(request, context.max_body))
     model = await context.fleet.resolve_staffed(ask.model)
     ask = await place_images(context, ask, model)
     tenant = tenant_of(request)
@@ -35,8 +41,10 @@ async def answer(request: Request, read: Callable[[dict[str, Any]], Ask]) -> ASG
             tenant=tenant,
             deadline_s=context.settings.deadline_s,
             endpoint=request.url.path,
+            is_durable=ask.is_kept,
+            body=kept_body(fields, ask) if ask.is_kept else None,
+            metadata=dict(ask.metadata),
         )
         for pin in pins
     ]
-    origin = Origin(jobs[0].id, model, int(time.time()))
-    return JobResponse(context, jobs, ask.shape(origin), is_stream=ask.is_stream, workers=[pin.worker for pin in pins])
+    return JobResponse(context, jobs, ask.shape, is_stream=ask.is_stream, workers=[pin.worker for pin in pins])

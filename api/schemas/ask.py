@@ -7,7 +7,7 @@ array of prompts is one job for who does not wait; for who does it is split into
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
@@ -59,6 +59,12 @@ class Ask:
     lane: Lane | None = None
     """None when the client does not say."""
     is_stream: bool = False
+    is_kept: bool = False
+    """Whether its answer can be asked for again."""
+    is_background: bool = False
+    """Whether it goes on when the client leaves. Such a one is kept."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """Of a kept one."""
     album: Album = field(default_factory=Album)
     """Pictures whose marks stand in the request, which has no media before `with_images`."""
 

@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, StringConstraints
+from pydantic import BeforeValidator, Field
 
 from api.problems import body_of
-from api.schemas import embeddings, llamacpp, openai, rerank
+from api.schemas import embeddings, llamacpp, openai, rerank, responses
 from api.schemas.answers import (
     answers_of,
     failure_of,
@@ -26,6 +26,7 @@ from api.schemas.answers import (
 )
 from api.schemas.ask import Ask, Origin
 from api.schemas.logprobs import chat_json
+from api.schemas.metadata import Metadata
 from api.schemas.strict import OwnFields, bad_field
 from shared.bus import JobPage
 from shared.events import Finished, Score, Tokens, Vector
@@ -38,6 +39,8 @@ ENDPOINTS: dict[str, Callable[[dict[str, Any]], Ask]] = {
     "/v1/completions": openai.completions,
     "/v1/chat/completions": openai.chat,
     "/chat/completions": openai.chat,
+    "/v1/responses": responses.response,
+    "/responses": responses.response,
     "/v1/embeddings": embeddings.embeddings,
     "/embedding": embeddings.embedding,
     "/embeddings": embeddings.embedding,
@@ -63,11 +66,6 @@ def _whole_number(text: Any) -> int:
 
 WholeNumber = Annotated[int, BeforeValidator(_whole_number)]
 
-Metadata = dict[
-    Annotated[str, StringConstraints(min_length=1, max_length=64)],
-    Annotated[str, StringConstraints(max_length=512)],
-]
-
 
 class JobFields(OwnFields):
     """The body of `POST /v1/jobs`."""
@@ -77,7 +75,7 @@ class JobFields(OwnFields):
     priority: Lane | None = Field(None, strict=False)
     deadline_s: float | None = Field(None, gt=0, le=MAX_DEADLINE_S)
     webhook: dict[str, Any] | None = None
-    metadata: Metadata = Field({}, max_length=16)
+    metadata: Metadata = {}
 
 
 class ListFields(OwnFields):
