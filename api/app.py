@@ -9,7 +9,7 @@ import asyncio
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
@@ -18,17 +18,17 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp
 
 from api.access import Access, Keys
 from api.context import Context
 from api.fleet import Fleet
 from api.listener import open_listener
+from api.openapi.description import ByMethod
 from api.outgoing import Outgoing
 from api.problems import on_error
-from api.routes import adapters, jobs, llamacpp, openai, responses, slots, status
+from api.profiles import Profiles
+from api.routes import adapters, docs, jobs, llamacpp, models, openai, props, responses, slots, status
 from shared import telemetry
 from shared.bus import ADVICE, open_bus
 from shared.errors import BusUnavailable, SlotstreamError
@@ -41,30 +41,20 @@ SHUTDOWN_S = 25
 
 PROBE = ["GET", "HEAD"]
 
-Endpoint = Callable[[Request], Awaitable[ASGIApp]]
-
-
-def _by_method(**endpoints: Endpoint) -> Endpoint:
-    """One path, several methods. As routes of their own, a 405 would tell of the first one only."""
-
-    async def endpoint(request: Request) -> ASGIApp:
-        return await endpoints.get(request.method, endpoints["GET"])(request)
-
-    return endpoint
-
-
-RESPONSE = _by_method(GET=responses.show, DELETE=responses.delete)
+RESPONSE = ByMethod(GET=responses.show, DELETE=responses.delete).answer
 
 ROUTES: list[BaseRoute] = [
     Route("/health", status.health, methods=PROBE),
     Route("/v1/health", status.health, methods=PROBE),
     Route("/ready", status.ready, methods=PROBE),
     Route("/live", status.live, methods=PROBE),
-    Route("/v1/models", status.models, methods=["GET"]),
-    Route("/models", status.models, methods=["GET"]),
+    Route("/v1/models", models.index, methods=["GET"]),
+    Route("/models", models.index, methods=["GET"]),
+    Route("/v1/models/{model:path}", models.show, methods=["GET"]),
+    Route("/props", ByMethod(GET=props.show, POST=props.change).answer, methods=["GET", "POST"]),
     Route("/slots", status.slots, methods=["GET"]),
     Route("/slots/{id_slot}", slots.act, methods=["POST"]),
-    Route("/lora-adapters", _by_method(GET=adapters.index, POST=adapters.change), methods=["GET", "POST"]),
+    Route("/lora-adapters", ByMethod(GET=adapters.index, POST=adapters.change).answer, methods=["GET", "POST"]),
     Route("/completion", llamacpp.completion, methods=["POST"]),
     Route("/completions", llamacpp.completion, methods=["POST"]),
     Route("/infill", llamacpp.infill, methods=["POST"]),
@@ -87,10 +77,12 @@ ROUTES: list[BaseRoute] = [
     Route("/v1/responses/{response_id}/cancel", responses.cancel, methods=["POST"]),
     Route("/responses/{response_id}/cancel", responses.cancel, methods=["POST"]),
     Route("/v1/embeddings", openai.embeddings, methods=["POST"]),
-    Route("/v1/jobs", _by_method(GET=jobs.index, POST=jobs.create), methods=["GET", "POST"]),
+    Route("/v1/jobs", ByMethod(GET=jobs.index, POST=jobs.create).answer, methods=["GET", "POST"]),
     Route("/v1/jobs/{job_id}", jobs.show, methods=["GET"]),
     Route("/v1/jobs/{job_id}/cancel", jobs.cancel, methods=["POST"]),
     Route("/v1/jobs/{job_id}/events", jobs.events, methods=["GET"]),
+    Route("/openapi.json", docs.document, methods=["GET"]),
+    Route("/docs", docs.page, methods=["GET"]),
 ]
 
 
@@ -105,7 +97,7 @@ def create_app(settings: ApiSettings) -> FastAPI:
             fleet = Fleet(bus)
             await fleet.look()
             watch = tasks.create_task(fleet.watch())
-            yield {"context": Context(bus, fleet, outgoing, settings, tasks.create_task)}
+            yield {"context": Context(bus, fleet, outgoing, settings, Profiles(bus, fleet), tasks.create_task)}
             watch.cancel()
 
     app = FastAPI(

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from api.fleet import Fleet
 from api.outgoing import Outgoing
+from api.profiles import Profiles
 from api.schemas.strict import to_json
 from shared.bus import Bus
 from shared.settings import ApiSettings
@@ -25,6 +26,7 @@ class Context:
     fleet: Fleet
     outgoing: Outgoing
     settings: ApiSettings
+    profiles: Profiles
     spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
     """Runs what must outlive a request; the app waits for it before it closes the bus. It must not raise."""
 

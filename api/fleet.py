@@ -193,7 +193,7 @@ class Fleet:
             why = self.loading if is_loading else self.failure or "No worker has served a model yet"
             raise NotReady(why)
         named = f"Model {asked!r} is not served" if asked else "Several models are served"
-        raise UnknownModel(f"{named}; there are {', '.join(sorted(serving))}", param="model")
+        raise UnknownModel(f"{named}; there are {', '.join(sorted(serving))}", param="model", model=asked or "")
 
     async def resolve_staffed(self, asked: str | None) -> str:
         """The same for a request that somebody waits for: NotReady also when no worker is there to take it."""

@@ -1,21 +1,52 @@
 """How errors look over HTTP: one table from error class to status and type. Knows no route and no Redis.
 
 The body is llama.cpp's, `{"error": {"code", "message", "type"}}` with the HTTP status as `code`; paths of the OpenAI
-family add `param`, the field at fault or null.
+family add `param`, the field at fault or null; those of ollama's have `{"error": "message"}`. Where an error came in
+decides, so that what no route ever sees looks as its client expects.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, NotRequired
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
+from typing_extensions import TypedDict
 
 from api.schemas.strict import to_json
 from shared import errors
+
+
+class ErrorDetail(TypedDict):
+    code: int
+    """The HTTP status."""
+    message: str
+    """Of a bad field: `Field 'n_predict': …`."""
+    type: str
+    n_prompt_tokens: NotRequired[int]
+    """Of a prompt that is too long, with `n_ctx`."""
+    n_ctx: NotRequired[int]
+
+
+class Error(TypedDict):
+    error: ErrorDetail
+
+
+class ParamErrorDetail(ErrorDetail):
+    param: str | None
+    """The field at fault."""
+
+
+class ParamError(TypedDict):
+    error: ParamErrorDetail
+
+
+class OllamaError(TypedDict):
+    error: str
 
 
 class Problem(NamedTuple):
@@ -53,13 +84,6 @@ BY_STATUS: dict[int, Problem] = {
 }
 """Problems that HTTP itself has, before any job is thought of."""
 
-_OPENAI_PATHS = ("/v1/", "/chat/", "/responses")
-
-
-def has_param(path: str) -> bool:
-    """Whether errors under this path tell the field at fault in a key of its own."""
-    return path.startswith(_OPENAI_PATHS)
-
 
 def problem_of(error: Exception) -> Problem:
     """The row of an error; a class that is not ours is a fault of the server."""
@@ -86,9 +110,48 @@ def body_of(error: Exception, *, with_param: bool = False) -> dict[str, Any]:
     return {"error": described}
 
 
+def ollama_body_of(error: Exception) -> dict[str, Any]:
+    """ollama's: a text alone, in its own words where it has any."""
+    match error:
+        case errors.PromptTooLong():
+            message = "the input length exceeds the context length"
+        case errors.QueueFull():
+            message = "server busy, please try again.  maximum pending requests exceeded"
+        case errors.UnknownModel(model=str(name)):
+            message = f"model '{name}' not found"
+        case errors.Cancelled():
+            message = "request canceled"
+        case _:
+            message = _message(error)
+    return {"error": message}
+
+
+class Family(NamedTuple):
+    """How those who speak one language of ours are told of an error."""
+
+    form: type
+    """Of the body, for the API's description of itself."""
+    body_of: Callable[[Exception], dict[str, Any]]
+    statuses: Mapping[type[Exception], int] = {}
+    """Where they expect another one than the table's."""
+
+
+LLAMACPP = Family(Error, body_of)
+OPENAI = Family(ParamError, lambda error: body_of(error, with_param=True))
+OLLAMA = Family(OllamaError, ollama_body_of, {errors.QueueFull: 503})
+
+_FAMILIES: dict[tuple[str, ...], Family] = {("/v1/", "/chat/", "/responses"): OPENAI, ("/api/",): OLLAMA}
+
+
+def family_of(path: str) -> Family:
+    """Whose path it is, also one that nobody answers."""
+    return next((family for prefixes, family in _FAMILIES.items() if path.startswith(prefixes)), LLAMACPP)
+
+
 def response_to(error: Exception, scope: Scope) -> Response:
     """The whole answer, with `Retry-After` where waiting helps."""
-    problem = problem_of(error)
+    family = family_of(scope["path"])
+    status = family.statuses.get(type(error), problem_of(error).status)
     headers: dict[str, str] = dict(getattr(error, "headers", None) or {})
     if isinstance(error, errors.Unavailable):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
@@ -97,8 +160,8 @@ def response_to(error: Exception, scope: Scope) -> Response:
     if isinstance(error, errors.Unauthenticated):
         headers["WWW-Authenticate"] = "Bearer"
     return Response(
-        to_json(body_of(error, with_param=has_param(scope["path"]))),
-        problem.status,
+        to_json(family.body_of(error)),
+        status,
         headers,
         media_type="application/json; charset=utf-8",
     )

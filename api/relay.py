@@ -1,4 +1,4 @@
-"""Follows jobs and answers with what they say: as Server-Sent Events or as one body, for every family alike.
+"""Follows jobs and answers with what they say: as a stream or as one body, for every family alike.
 
 What is followed is a `Source`: `made` makes jobs that live and die with their request, and who follows a durable job
 brings its own. How an answer looks is its `Shape`'s business, and Redis is the bus's.
@@ -15,7 +15,6 @@ from typing import Protocol, Self
 import structlog
 from starlette.types import Receive, Scope, Send
 
-from api import sse
 from api.context import STOPPING, Context, written_response
 from api.made import made
 from api.rendering import rendered
@@ -77,11 +76,12 @@ class JobResponse:
 
 
 class Stream:
-    """Everything a source says, as one event stream that always ends with an event that says so."""
+    """Everything a source says, as one stream that always ends with an event that says so."""
 
     def __init__(self, shape: Shape, headers: Mapping[str, str], keep_alive_s: float) -> None:
         self._shape = shape
-        self._headers = {**sse.HEADERS, **headers}
+        self._framing = shape.framing
+        self._headers = {**self._framing.headers, **headers}
         self._keep_alive_s = keep_alive_s
 
     async def run(self, source: Source, send: Send, early: Sequence[Heard] = (), *, opening: bytes = b"") -> None:
@@ -110,7 +110,7 @@ class Stream:
             chunk = b"" if heard is None else self._shape.say(heard)
             # Not all that is heard is said: how a long prompt gets on is silence to most.
             if not chunk and time.monotonic() >= silent_until:
-                chunk = sse.KEEP_ALIVE
+                chunk = self._framing.keep_alive()
             if chunk:
                 await _write(send, chunk)
                 silent_until = time.monotonic() + self._keep_alive_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from api.framing import Framing
 from api.schemas.strict import to_json
 
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -16,6 +17,8 @@ HEADERS: dict[str, str] = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",
 }
+
+FRAMING = Framing(HEADERS, lambda: KEEP_ALIVE)
 
 
 def data(value: Any) -> bytes:

@@ -61,6 +61,11 @@ class Unauthenticated(Rejected):
 class UnknownModel(Rejected):
     code = "model_not_found"
 
+    def __init__(self, message: str, *, param: str | None = None, model: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.model = model
+        """The name that was asked for, if any was."""
+
 
 class UnknownJob(Rejected):
     code = "job_not_found"

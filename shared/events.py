@@ -39,18 +39,21 @@ class Timings(Wire):
 
 
 class CallForm(Wire):
-    """How a model writes that it calls a function: `opening`, the name, `middle`, the arguments as one JSON object,
-    `closing`. Where one of them has white space, a model may write other white space, or none.
+    """How a model writes that it calls functions. All calls stand between `beginning` and `ending`, with a `separator`
+    between two; each is `opening`, the name, `middle`, the arguments as one JSON object, `closing`. Where one of these
+    has white space, a model may write other white space, or none; before a `closing` it may write what is no part of
+    the call, such as an id.
 
-    An `opening` that begins with a brace or a bracket is a call only at the beginning of a reply; any other, wherever
-    it stands. Learned from the model's template, which was given a call to write.
+    Calls whose first words begin with a brace or a bracket are calls only at the beginning of a reply; any other,
+    wherever they stand. Learned from the model's template, which was given calls to write.
     """
 
     opening: str
     middle: str
     closing: str
     separator: str = ""
-    """Between two calls."""
+    beginning: str = ""
+    """Before the first one; mostly nothing."""
     ending: str = ""
     """Behind the last one."""
 
@@ -217,6 +220,8 @@ class Properties(Wire):
     metadata: dict[str, Any] = {}
     """The GGUF's own keys and values, without long lists."""
     chat_template: str = ""
+    tool_template: str = ""
+    """Another one, for chats with tools, where the model has it."""
     chat_template_caps: dict[str, bool] = {}
     """What the template can render, under llama.cpp's names: `supports_tools`, `supports_system_role`, …"""
     reply: ReplyForm = ReplyForm()

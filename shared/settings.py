@@ -130,6 +130,10 @@ class ApiSettings(BusSettings):
     image_timeout_s: Annotated[float, Flag("--image-timeout-s")] = Field(
         10.0, gt=0, le=600, description="seconds that fetching one image may take"
     )
+    slots: Annotated[bool, Flag("--slots")] = Field(True, description="show at /slots what slots do")
+    metrics: Annotated[bool, Flag("--metrics")] = Field(
+        True, description="count at /metrics, for Prometheus, what was done"
+    )
     allow_hosts: Annotated[Hosts, Flag("--allow-hosts")] = Field(
         (),
         description="hosts that may be called on a client's word though they are private or on ports besides 80 and"

@@ -83,7 +83,7 @@ async def _work(
     template = await signals.before_first(load(engine, intent, announcer.loading))
     try:
         await agree(bus.presence, engine.adapters, announcer.name)
-        announcer.ready(engine, template.source, has_slot_files=slot_files is not None)
+        announcer.ready(engine, has_slot_files=slot_files is not None)
         keeper = LeaseKeeper(
             settings,
             announcer.worker_id,

@@ -55,6 +55,7 @@ from worker.pairs import Pairs
 from worker.past import Past
 from worker.pictures import Pictures
 from worker.prompting import Prompter
+from worker.properties import Describer
 from worker.rules import Rules, SystemPrompt
 from worker.slotfiles import SlotFiles
 from worker.vocabulary import Vocabulary, pieces_of
@@ -108,6 +109,7 @@ class Registrar:
         self._vocabulary = Vocabulary(model)
         self._pairs = Pairs(model.facts, self._vocabulary, model.control_texts)
         self._prompter = Prompter(model, self._vocabulary, self._template, rules)
+        self._describer = Describer(model.facts, self._template, can_generate=rules.can_generate)
 
     def admit(
         self, claimed: Claimed, pasts: Mapping[int, Past], is_wanted: Callable[[], bool] = lambda: True
@@ -135,7 +137,7 @@ class Registrar:
             case ApplyTemplate(chat=chat):
                 return Intake(self._accepted(0), answer=Text(text=self._rendered(chat)))
             case GetProperties():
-                return Intake(self._accepted(0), answer=Properties(chat_template=self._template.source))
+                return Intake(self._accepted(0), answer=self._describer.properties)
             case SetAdapters(adapters=adapters, set_at=set_at):
                 scales = self._adapters.set_defaults(adapters, set_at)
                 return Intake(self._accepted(0), answer=AdapterScales(scales=scales))

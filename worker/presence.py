@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Literal
 
 import structlog
@@ -71,10 +72,9 @@ class Announcer:
         """It cannot start. The last that is said of it, and kept for those who wait."""
         self._status, self._failure = "failed", readable(why)
 
-    def ready(self, engine: Engine, chat_template: str = "", *, has_slot_files: bool = False) -> None:
+    def ready(self, engine: Engine, *, has_slot_files: bool = False) -> None:
         """The model is loaded: this is what it is, and how its slots do."""
-        card = _card(self._card, engine, chat_template or engine.model.facts.chat_template)
-        self._card = card.model_copy(update={"has_slot_files": has_slot_files})
+        self._card = _card(self._card, engine).model_copy(update={"has_slot_files": has_slot_files})
         self._adapters = engine.adapters
         self._adapters.on_change = partial(asyncio.get_running_loop().call_soon_threadsafe, self._changed.set)
         self._snapshot, self._status, self._progress = engine.snapshot, "ready", 1.0
@@ -138,7 +138,7 @@ def readable(text: str) -> str:
     return os.fsencode(text).decode(errors="replace")
 
 
-def _card(announced: ModelCard, engine: Engine, chat_template: str) -> ModelCard:
+def _card(announced: ModelCard, engine: Engine) -> ModelCard:
     facts = engine.model.facts
     return ModelCard(
         name=announced.name,
@@ -151,19 +151,30 @@ def _card(announced: ModelCard, engine: Engine, chat_template: str) -> ModelCard
         n_params=facts.n_params,
         size=facts.size,
         vocab_type=facts.vocab_type,
+        architecture=facts.architecture,
         ftype=facts.ftype,
-        chat_template=chat_template,
+        quantization=facts.quantization,
+        modified_at=_modified_at(facts.path),
         bos_token=facts.bos_token,
         eos_token=facts.eos_token,
         description=facts.description,
         can_generate=engine.can_generate,
         pooling=engine.input_rules.pooling,
         has_vision=engine.vision is not None,
+        can_infill=engine.can_generate and facts.fill.is_whole,
         adapters=tuple(
             AdapterCard(path=readable(str(path)), scale=0.0, task_name=said.task_name, prompt_prefix=said.prompt_prefix)
             for path, said in zip(engine.adapters.paths, engine.model.adapters.facts, strict=True)
         ),
     )
+
+
+def _modified_at(path: Path) -> float:
+    """0 when it is not there any more: a model that is loaded needs no name for its file."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _with_scales(card: ModelCard, defaults: Defaults) -> ModelCard:

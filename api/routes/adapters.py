@@ -16,6 +16,8 @@ from starlette.types import ASGIApp
 
 from api.access import query_of, read_list
 from api.context import context_of, json_response, tenant_of
+from api.openapi import answers
+from api.openapi.description import Reach, described
 from api.relay import JobResponse
 from api.schemas.adapters import AdapterListFields, adapters_of
 from api.schemas.strict import OwnFields, bad_field, read
@@ -30,6 +32,13 @@ class AdapterQuery(OwnFields):
     """llama.cpp's body is a list, so that it has no room for it."""
 
 
+@described(
+    "LoRA adapters, and their scales for requests that name none",
+    query=AdapterQuery,
+    gives=list[answers.AdapterState],
+    reach=Reach.FLEET,
+    fails=(404,),
+)
 async def index(request: Request) -> Response:
     """Of the worker whose scales were set last: the others of its model have the same, or will in a moment."""
     fleet = context_of(request).fleet
@@ -41,6 +50,14 @@ async def index(request: Request) -> Response:
     return json_response(_adapters_json(max(cards, key=lambda card: card.adapters_set_at)))
 
 
+@described(
+    "Set these scales on every worker of the model",
+    query=AdapterQuery,
+    reads=AdapterListFields,
+    gives=answers.Success,
+    reach=Reach.JOB,
+    tells_job=False,
+)
 async def change(request: Request) -> ASGIApp:
     """Succeeds when every worker of the model has the new scales. One that goes meanwhile is a 503: asked again, those
     that are left will do."""

@@ -17,6 +17,8 @@ from api import sse
 from api.access import header_of, idempotency_key_of, query_of, read_body
 from api.context import Context, context_of, tenant_of, written_response
 from api.kept import enqueue, kept_body, record_of
+from api.openapi import answers
+from api.openapi.description import Pieces, Reach, described
 from api.problems import body_of
 from api.relay import Departure, Stream
 from api.rendering import rendered
@@ -38,6 +40,16 @@ from shared.events import Finished, Tokens
 from shared.jobs import Job, JobRecord, Lane
 
 
+@described(
+    "Leave work that nobody waits for",
+    reads=JobFields,
+    headers={"Idempotency-Key": "The same key with the same body is the same job."},
+    gives=answers.Job,
+    also={202: answers.Job},
+    reach=Reach.FLEET,
+    fails=(404, 409, 429, 501),
+    tells_job=True,
+)
 async def create(request: Request) -> Response:
     """202 with the new job; 200 with the old one when its idempotency key is used again."""
     context, tenant = context_of(request), tenant_of(request)
@@ -53,6 +65,7 @@ async def create(request: Request) -> Response:
     return await _job_response(context, record, 202 if receipt.is_new else 200)
 
 
+@described("Jobs, newest first", query=ListFields, gives=answers.JobList, reach=Reach.FLEET)
 async def index(request: Request) -> Response:
     """A page of this tenant's jobs, newest first."""
     fields = read(ListFields, query_of(request))
@@ -65,12 +78,14 @@ async def index(request: Request) -> Response:
     return written_response(await rendered(endings, lambda: list_json(page, context.fleet.waiting_for)))
 
 
+@described("How a job stands, and its result", gives=answers.Job, reach=Reach.FLEET, fails=(404,), tells_job=True)
 async def show(request: Request) -> Response:
     context = context_of(request)
     record = await record_of(context, tenant_of(request), request.path_params["job_id"])
     return await _job_response(context, record)
 
 
+@described("Cancel a job", gives=answers.Job, reach=Reach.FLEET, fails=(404,), tells_job=True)
 async def cancel(request: Request) -> Response:
     """The job as it is now: cancelled, about to be, or as it had ended already."""
     context, tenant = context_of(request), tenant_of(request)
@@ -78,6 +93,16 @@ async def cancel(request: Request) -> Response:
     return await _job_response(context, await context.bus.queue.cancel(record.id))
 
 
+@described(
+    "A job's tokens as they come, and its end",
+    query=EventsFields,
+    headers={"Last-Event-ID": "The event after which to go on; it counts before `starting_after`."},
+    streams=(Pieces.sse(answers.JobEvent),),
+    also={204: None},
+    reach=Reach.FLEET,
+    fails=(404,),
+    tells_job=True,
+)
 async def events(request: Request) -> ASGIApp:
     context, tenant = context_of(request), tenant_of(request)
     after = _after(request)
@@ -111,6 +136,8 @@ class EventsResponse:
 
 class JobEvents:
     """One durable job, both as what is followed and as how it looks: one event for each number of its log."""
+
+    framing = sse.FRAMING
 
     def __init__(self, context: Context, record: JobRecord, reader: Reader) -> None:
         self._queue = context.bus.queue

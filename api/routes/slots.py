@@ -6,12 +6,16 @@ Files lie with the worker that wrote them: where workers share no folder, one re
 from __future__ import annotations
 
 from functools import partial
+from typing import Annotated
 
+from pydantic import Field
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from api.access import query_of, read_body_if_any
 from api.context import context_of, tenant_of
+from api.openapi import answers
+from api.openapi.description import Reach, described
 from api.relay import JobResponse
 from api.schemas.slots import SlotFields, report_json, slot_action, slot_number
 from api.schemas.strict import OwnFields, read
@@ -21,10 +25,18 @@ from shared.jobs import Job
 
 
 class SlotQuery(OwnFields):
-    action: str = ""
+    action: Annotated[str, Field(json_schema_extra={"enum": ["save", "restore", "erase"]})] = ""
     model: str | None = None
 
 
+@described(
+    "Save, restore or erase what a slot has in the cache",
+    query=SlotQuery,
+    reads=SlotFields,
+    needs_body=False,
+    gives=answers.SlotReport,
+    reach=Reach.JOB,
+)
 async def act(request: Request) -> ASGIApp:
     """Waits while the slot is busy, up to the deadline of requests, and no longer than the client does."""
     context, tenant = context_of(request), tenant_of(request)

@@ -9,18 +9,35 @@ from starlette.responses import Response
 
 from api.context import context_of, json_response
 from api.fleet import AWAY, Fleet, State
+from api.openapi import answers
+from api.openapi.description import Reach, described
 from api.problems import body_of, response_to
-from shared.bus import ModelCard, SlotState, WorkerState
+from api.schemas.strict import ClientFields
+from shared.bus import SlotState, WorkerState
 from shared.errors import BusUnavailable, NotReady, SlotstreamError
 
 QUICK_LOOK_S = 0.05
 """A probe must be answered at once, so a second look at Redis may not take longer."""
 
 
+class SlotsQuery(ClientFields):
+    """Only whether they are named counts, as in llama.cpp: any value will do."""
+
+    fail_on_no_slot: str | None = None
+    """Makes a full house a 503."""
+
+
+class HealthQuery(SlotsQuery):
+    include_slots: str | None = None
+    """Adds the slots."""
+
+
+@described("Whether this process runs", gives=answers.Status)
 async def live(request: Request) -> Response:
     return json_response({"status": "ok"})
 
 
+@described("Whether jobs are taken", gives=answers.Status, also={503: answers.Illness})
 async def ready(request: Request) -> Response:
     """Whether jobs are taken; that needs Redis, but no worker, else a fleet could not start from none."""
     fleet = context_of(request).fleet
@@ -29,6 +46,7 @@ async def ready(request: Request) -> Response:
     return _fault(fleet, "redis unavailable") if fleet.trouble else json_response({"status": "ok"})
 
 
+@described("Whether a worker is ready", query=HealthQuery, gives=answers.Health, also={503: answers.Illness})
 async def health(request: Request) -> Response:
     """llama.cpp's, old and new: `?include_slots` adds the slots, `?fail_on_no_slot` makes a full house a 503."""
     fleet = context_of(request).fleet
@@ -49,6 +67,7 @@ async def health(request: Request) -> Response:
     return json_response(body, 503 if is_full else 200, {"Retry-After": "1"} if is_full else None)
 
 
+@described("The slots of all workers", query=SlotsQuery, gives=list[answers.Slot], reach=Reach.FLEET)
 async def slots(request: Request) -> Response:
     fleet = context_of(request).fleet
     await fleet.look()
@@ -57,27 +76,6 @@ async def slots(request: Request) -> Response:
     if "fail_on_no_slot" in request.query_params and _idle(fleet) == 0:
         return response_to(NotReady("no slot available"), request.scope)
     return json_response(_slots_json(fleet))
-
-
-async def models(request: Request) -> Response:
-    """Those served now; while no worker is there, those that jobs may be left for."""
-    fleet = context_of(request).fleet
-    if not fleet.serving():
-        await fleet.look()
-    if not fleet.serving() and fleet.is_bus_away:
-        return response_to(BusUnavailable(AWAY), request.scope)
-    cards = sorted(fleet.serving().values(), key=lambda card: card.name)
-    started_at = {
-        worker.model.name: int(worker.started_at)
-        for worker in sorted(fleet.workers, key=lambda worker: -worker.started_at)
-    }
-    return json_response(
-        {
-            "object": "list",
-            "data": [_model_json(card, started_at.get(card.name, 0)) for card in cards],
-            "models": [_ollama_json(card) for card in cards],
-        }
-    )
 
 
 def _fault(fleet: Fleet, state: State) -> Response:
@@ -125,55 +123,4 @@ def _slot_json(number: int, worker: WorkerState, slot: SlotState) -> dict[str, A
                 "n_decoded": slot.n_decoded,
             }
         ],
-    }
-
-
-def _model_json(card: ModelCard, created: int) -> dict[str, Any]:
-    return {
-        "id": card.name,
-        "aliases": [card.name, *card.aliases],
-        "tags": [],
-        "object": "model",
-        "created": created,
-        "owned_by": "llamacpp",
-        "meta": {
-            "vocab_type": card.vocab_type,
-            "n_vocab": card.n_vocab,
-            "n_ctx": card.n_ctx,
-            "n_ctx_train": card.n_ctx_train,
-            "n_embd": card.n_embd,
-            "n_params": card.n_params,
-            "size": card.size,
-            "ftype": card.ftype,
-        },
-    }
-
-
-def _capabilities(card: ModelCard) -> list[str]:
-    """llama.cpp's words for what generates text. For what does not it has none: ollama's, and Jina's for its path."""
-    if not card.can_generate:
-        return ["rerank" if card.pooling == "rank" else "embedding"]
-    return ["completion", "multimodal"] if card.has_vision else ["completion"]
-
-
-def _ollama_json(card: ModelCard) -> dict[str, Any]:
-    return {
-        "name": card.name,
-        "model": card.name,
-        "modified_at": "",
-        "size": str(card.size),
-        "digest": "",
-        "type": "model",
-        "description": card.description,
-        "tags": [""],
-        "capabilities": _capabilities(card),
-        "parameters": "",
-        "details": {
-            "parent_model": "",
-            "format": "gguf",
-            "family": "",
-            "families": [""],
-            "parameter_size": "",
-            "quantization_level": "",
-        },
     }

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
+from api.framing import Framing
 from api.schemas.pictures import Album
 from shared.events import Event, Finished
 from shared.jobs import Completion, Generation, Image, Lane, Media, Request
@@ -37,6 +38,10 @@ class Origin(NamedTuple):
 
 class Shape(Protocol):
     """One answer of one family. Made per answer, it may remember what was said so far."""
+
+    @property
+    def framing(self) -> Framing:
+        """How its stream goes over the wire."""
 
     def say(self, heard: Heard) -> bytes:
         """The stream's events for what was heard, or nothing. A synchronous answer hears of no failure here."""

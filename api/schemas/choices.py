@@ -30,6 +30,8 @@ class Wanted(NamedTuple):
 class _Shape:
     """What both have in common: numbered choices, what closes a stream, usage."""
 
+    framing = sse.FRAMING
+
     def __init__(
         self, head: dict[str, Any], chunk_head: dict[str, Any], request: Chat | Completion, wanted: Wanted
     ) -> None:

@@ -8,14 +8,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import PlainValidator
+from typing_extensions import TypedDict
 
 from api.schemas.constraints import constraint_of
 from api.schemas.generation import GenerationFields
-from api.schemas.pictures import PromptPictures
-from api.schemas.prompts import prompt_of, prompts_of
-from api.schemas.strict import bad_field
+from api.schemas.pictures import ImageDataFields, PromptPictures
+from api.schemas.prompts import OnePrompt, Prompts, prompt_of, prompts_of
+from api.schemas.strict import bad_field, by_hand
 from shared.jobs import Completion, Prompt
+
+
+class NamedPrompt(TypedDict, total=False):
+    """The system prompt of 2024."""
+
+    prompt: OnePrompt
+    anti_prompt: str
+    assistant_name: str
 
 
 class SystemPrompt(NamedTuple):
@@ -36,18 +44,18 @@ def _system_prompt(value: Any) -> SystemPrompt:
     return SystemPrompt(prompt_of("system_prompt.prompt", value.get("prompt", "")), value.get("anti_prompt", ""))
 
 
-class PromptFields(GenerationFields):
-    system_prompt: Annotated[SystemPrompt | None, PlainValidator(_system_prompt)] = None
+class PromptFields(ImageDataFields, GenerationFields):
+    prompt: Annotated[Any, by_hand(Prompts)]
+    system_prompt: Annotated[Any, by_hand(OnePrompt | NamedPrompt)] = None
 
 
 def completion_of(typed: PromptFields, fields: Mapping[str, Any], pictures: PromptPictures) -> Completion:
     """`typed` is what was read of `fields`; `pictures` gets those of the prompts. Raises InvalidRequest or
     NotSupported."""
-    if fields.get("prompt") is None:
-        raise bad_field("prompt", "is needed")
-    prompts = prompts_of("prompt", fields["prompt"], pictures)
+    prompts = prompts_of("prompt", typed.prompt, pictures)
     asked = typed.generation(len(prompts))
     if typed.system_prompt is not None:
-        asked["system_prompt"] = typed.system_prompt.prompt
-        asked["stop"] += (typed.system_prompt.anti_prompt,) if typed.system_prompt.anti_prompt else ()
+        system = _system_prompt(typed.system_prompt)
+        asked["system_prompt"] = system.prompt
+        asked["stop"] += (system.anti_prompt,) if system.anti_prompt else ()
     return Completion(prompts=prompts, constraint=constraint_of(fields), **asked)

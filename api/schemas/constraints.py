@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired
 from urllib.parse import unquote
 
-from api.schemas.strict import bad_field
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from api.schemas.strict import ClientFields, bad_field, by_hand
 from shared.jobs import Constraint
 
 MAX_LENGTH = 256 * 1024
@@ -25,6 +28,38 @@ ANY_OBJECT = {"type": "object"}
 _ONE = ("additionalItems", "additionalProperties", "contains", "else", "if", "not", "propertyNames", "then")
 _ONE_OR_SEVERAL = (*_ONE, "allOf", "anyOf", "items", "oneOf", "prefixItems")
 _NAMED = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
+
+
+Text = Annotated[str, Field(max_length=MAX_LENGTH)]
+
+
+class PlainFormat(TypedDict):
+    type: Literal["text"]
+
+
+class ObjectFormat(TypedDict):
+    type: Literal["json_object"]
+    schema: NotRequired[dict[str, Any] | bool | None]
+    """llama.cpp's addition."""
+
+
+class NamedSchema(TypedDict):
+    schema: dict[str, Any] | bool
+
+
+class SchemaFormat(TypedDict):
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+class ConstraintFields(ClientFields):
+    """At most one of them."""
+
+    grammar: Annotated[Any, by_hand(Text)] = None
+    """GBNF."""
+    json_schema: Annotated[Any, by_hand(dict[str, Any] | bool)] = None
+    response_format: Annotated[Any, by_hand(PlainFormat | ObjectFormat | SchemaFormat)] = None
+    regex: Annotated[Any, by_hand(Text)] = None
 
 
 def constraint_of(fields: Mapping[str, Any]) -> Constraint | None:

@@ -5,24 +5,30 @@ Knows neither how a worker pools nor how long an input may be.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from api.schemas.answers import prompt_usage_json, vectors_of
 from api.schemas.ask import Ask
 from api.schemas.lane import LaneFields
-from api.schemas.prompts import inputs_of
-from api.schemas.strict import bad_field, read
+from api.schemas.prompts import Inputs, inputs_of
+from api.schemas.strict import bad_field, by_hand, read
 from api.schemas.whole import WholeShape
 from shared.events import Finished, Vector
 from shared.jobs import MAX_NORM, Embedding
 
 
 class EmbeddingFields(LaneFields):
+    model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["input"]}, {"required": ["content"]}]})
+
     encoding_format: Literal["float", "base64"] = "float"
     """llama.cpp's own answer has numbers whatever is asked for."""
-    dimensions: Any = None
+    input: Annotated[Any, by_hand(Inputs)] = None
+    content: Annotated[Any, by_hand(Inputs)] = None
+    """llama.cpp's name for it, which means its answer."""
+    dimensions: Annotated[Any, by_hand(None)] = None
+    """The model's vectors cannot be shortened."""
     embd_normalize: int = Field(2, ge=-1, le=MAX_NORM)
 
 

@@ -5,11 +5,12 @@ Knows no prompt. How tokens are chosen is in `sampling`; what this build does no
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from api.schemas.adapters import Adapters, adapters_of
+from api.schemas.constraints import ConstraintFields
 from api.schemas.lane import LaneFields
 from api.schemas.sampling import Limit, Natural, SamplingFields, Whole
 from api.schemas.strict import ClientFields, bad_field
@@ -31,6 +32,9 @@ FREE_ALTERNATIVES = 20
 """As many as any client of OpenAI may ask for."""
 TYPICAL_LIMIT = 8192
 """Tokens that an answer without a limit is taken to have at most."""
+
+
+Stop = Annotated[str, Field(max_length=MAX_STOP_LENGTH)]
 
 
 def _stops(value: Any) -> Any:
@@ -63,7 +67,7 @@ class StreamOptions(ClientFields):
     include_usage: bool = False
 
 
-class GenerationFields(LaneFields, SamplingFields):
+class GenerationFields(ConstraintFields, LaneFields, SamplingFields):
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     n_predict: Limit | None = None
@@ -71,11 +75,11 @@ class GenerationFields(LaneFields, SamplingFields):
     max_completion_tokens: Limit | None = None
     n_cmpl: Choices | None = None
     n: Choices | None = None
-    stop: Annotated[list[str], BeforeValidator(_stops)] = []
+    stop: Annotated[list[str], BeforeValidator(_stops, Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)])] = []
     cache_prompt: bool = True
     n_keep: Limit = 0
     n_discard: Natural = 0
-    truncate: Annotated[Truncation | None, BeforeValidator(_truncation)] = None
+    truncate: Annotated[Truncation | None, BeforeValidator(_truncation, bool | Literal["blocks", "tail"])] = None
     shift: bool | None = None
     t_max_predict_ms: int = Field(-1, ge=-1, le=LONGEST_MS)
     n_indent: Natural = 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from api import sse
 from api.problems import body_of
@@ -21,11 +21,11 @@ from api.schemas.later import ALWAYS, LATER, LIST, refuse_later
 from api.schemas.logprobs import native_json
 from api.schemas.pictures import Album, PromptPictures
 from api.schemas.progress import ProgressReport
-from api.schemas.prompts import prompt_of
+from api.schemas.prompts import OnePrompt, prompt_of
 from api.schemas.sampling import Whole
-from api.schemas.strict import ClientFields, bad_field, read
+from api.schemas.strict import ClientFields, by_hand, read
 from shared.events import Accepted, Answer, ChosenLogprob, Finished, Progress, Tokens
-from shared.jobs import Completion, Infill, Prompt
+from shared.jobs import Completion, Infill
 
 UNNAMED_FILE = "tmp"
 """What llama.cpp calls a piece of context whose file has no name."""
@@ -62,6 +62,8 @@ class ExtraFields(ClientFields):
 
 
 class InfillFields(NativeFields):
+    input_prefix: Annotated[Any, by_hand(OnePrompt)]
+    input_suffix: Annotated[Any, by_hand(OnePrompt)]
     input_extra: list[ExtraFields] = []
     prompt: str = ""
 
@@ -70,24 +72,16 @@ def infill(fields: dict[str, Any]) -> Ask:
     """The job of an `/infill` body. Raises InvalidRequest or NotSupported; whether the model can, its worker knows."""
     typed = read(InfillFields, fields)
     refuse_later(fields, LATER | {"system_prompt": ALWAYS, "image_data": LIST})
-    prefix, suffix = (_side(name, fields.get(name)) for name in ("input_prefix", "input_suffix"))
     extra = tuple((piece.filename, piece.text) for piece in typed.input_extra)
     request = Infill(
-        prefix=prefix,
-        suffix=suffix,
+        prefix=prompt_of("input_prefix", typed.input_prefix),
+        suffix=prompt_of("input_suffix", typed.input_suffix),
         prompt=typed.prompt,
         extra=extra,
         constraint=constraint_of(fields),
         **typed.generation(),
     )
     return _ask(typed, request, Album())
-
-
-def _side(name: str, value: Any) -> Prompt:
-    """What stands before the gap, or after it."""
-    if value is None:
-        raise bad_field(name, "is needed")
-    return prompt_of(name, value)
 
 
 def _ask(typed: NativeFields, request: Completion | Infill, album: Album) -> Ask:
@@ -103,6 +97,8 @@ def _ask(typed: NativeFields, request: Completion | Infill, album: Album) -> Ask
 
 class CompletionShape:
     """Objects with `stop`: in a stream false until the last one of each answer, which has no text of its own."""
+
+    framing = sse.FRAMING
 
     def __init__(self, origin: Origin, fields: NativeFields, request: Completion | Infill) -> None:
         self._origin = origin

@@ -6,19 +6,52 @@ Content becomes a string, or None for an assistant that only calls tools. Knows 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired
 
-from api.schemas.parts import joined
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from api.schemas.parts import Part, joined
 from api.schemas.pictures import Album
 from api.schemas.strict import bad_field
 from shared.errors import NotSupported
+
+Content = str | list[Part]
+
+
+class FunctionCall(TypedDict):
+    name: str
+    arguments: NotRequired[str | dict[str, Any]]
+
+
+class ToolCall(TypedDict):
+    function: FunctionCall
+
+
+class Message(TypedDict):
+    role: Annotated[str, Field(min_length=1)]
+    content: NotRequired[Content | None]
+    """Needed but of an assistant."""
+    tool_calls: NotRequired[list[ToolCall] | None]
+
+
+Messages = Annotated[list[Message], Field(min_length=1)]
+
+
+class Function(TypedDict):
+    name: str
+
+
+class Tool(TypedDict):
+    function: Function
+
+
+ToolChoice = Literal["none", "auto", "required"] | dict[str, Any]
 
 
 def messages_of(value: Any, album: Album) -> tuple[dict[str, Any], ...]:
     """The messages of a chat, with marks for pictures, which go into the album. Raises InvalidRequest, or NotSupported
     for what is neither text nor image."""
-    if value is None:
-        raise bad_field("messages", "is needed")
     if not isinstance(value, list):
         raise bad_field("messages", "must be a list")
     if not value:

@@ -5,7 +5,7 @@ Knows no template: messages are checked for shape here and rendered by the worke
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -23,10 +23,10 @@ from api.schemas.later import (
     Later,
     refuse_later,
 )
-from api.schemas.messages import messages_of, tools_of
+from api.schemas.messages import Messages, Tool, ToolChoice, messages_of, tools_of
 from api.schemas.pictures import Album, PromptPictures
 from api.schemas.sampling import Natural
-from api.schemas.strict import bad_field, read
+from api.schemas.strict import bad_field, by_hand, read
 from shared.errors import NotSupported
 from shared.jobs import Chat, Completion
 
@@ -44,6 +44,9 @@ _TEXT_LATER: dict[str, Later] = LATER | {"suffix": TEXT}
 
 
 class ChatFields(GenerationFields):
+    messages: Annotated[Any, by_hand(Messages)]
+    tools: Annotated[Any, by_hand(list[Tool])] = None
+    tool_choice: Annotated[Any, by_hand(ToolChoice)] = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = {}
@@ -64,7 +67,7 @@ def chat(fields: dict[str, Any]) -> Ask:
     """The job of a chat body. Raises InvalidRequest or NotSupported."""
     typed = read(ChatFields, fields)
     album = Album()
-    messages = messages_of(fields.get("messages"), album)
+    messages = messages_of(typed.messages, album)
     tools = tools_of(fields)
     if typed.top_logprobs is not None and not typed.logprobs:
         raise bad_field("top_logprobs", "needs 'logprobs' to be true")
@@ -102,7 +105,7 @@ def _legacy_logprobs(value: Any) -> Any:
 
 
 class TextFields(PromptFields):
-    logprobs: Annotated[Natural | None, BeforeValidator(_legacy_logprobs)] = None
+    logprobs: Annotated[Natural | None, BeforeValidator(_legacy_logprobs, Natural | Literal[False])] = None
     echo: bool = False
     best_of: int | None = Field(None, ge=1)
 

@@ -3,11 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
-from api.schemas.pictures import Album, picture_of
+from typing_extensions import TypedDict
+
+from api.schemas.pictures import Address, Album, picture_of
 from api.schemas.strict import bad_field
 from shared.errors import NotSupported
+
+
+class ImageAddress(TypedDict):
+    url: Address
+
+
+class ContentText(TypedDict):
+    type: Literal["text"]
+    text: str
+
+
+class ContentImage(TypedDict):
+    type: Literal["image_url", "input_image"]
+    image_url: ImageAddress | Address
+
+
+Part = ContentText | ContentImage
 
 _PICTURES = {"image_url", "input_image"}
 _OTHER_MEDIA = {"input_audio", "input_video", "audio_url", "video_url", "file"}

@@ -103,6 +103,10 @@ class PromptPictures:
         return "".join(text for pair in zip(pieces, [*marks, ""], strict=True) for text in pair)
 
 
+Address = Annotated[str, Field(pattern=r"^(data:image/|https?:)")]
+"""Of an image: base64 in the address itself, or where it is to be fetched."""
+
+
 def picture_of(name: str, part: dict[str, Any]) -> Picture:
     """The picture of a chat's part `name`, of type `image_url` or `input_image`. Raises InvalidRequest."""
     given = part.get("image_url")

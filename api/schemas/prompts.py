@@ -5,9 +5,12 @@ A list is one prompt when it holds a token id, else each of its elements is a pr
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, NotRequired
 
-from api.schemas.parts import text_of
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from api.schemas.parts import ContentText, text_of
 from api.schemas.pictures import PromptPictures
 from api.schemas.strict import bad_field
 from shared.errors import NotSupported
@@ -17,6 +20,31 @@ MAX_PROMPTS = 2048
 """Elements of one array, as OpenAI has it; more is a bulk file."""
 
 MAX_TOKEN_ID = 2**31 - 1
+
+TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+Pieces = list[TokenId | str]
+"""One prompt of token ids and texts."""
+
+
+class SpokenPrompt(TypedDict):
+    """A prompt that brings its images, in base64: one for each `<__media__>` in it."""
+
+    prompt_string: str
+    multimodal_data: NotRequired[list[str] | None]
+
+
+OnePrompt = str | Pieces | SpokenPrompt
+Prompts = OnePrompt | Annotated[list[OnePrompt], Field(min_length=1, max_length=MAX_PROMPTS)]
+"""What `prompts_of` takes. A list with a token id in it is one prompt."""
+
+
+class InputParts(TypedDict):
+    content: list[ContentText]
+
+
+Input = str | Pieces | SpokenPrompt | InputParts
+Inputs = Input | Annotated[list[Input], Field(min_length=1, max_length=MAX_PROMPTS)]
+"""What `inputs_of` takes."""
 
 
 def prompts_of(name: str, value: Any, pictures: PromptPictures | None = None) -> tuple[Prompt, ...]:

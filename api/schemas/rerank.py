@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, ConfigDict, Field
+from typing_extensions import TypedDict
 
 from api.schemas.answers import prompt_usage_json, scores_of
 from api.schemas.ask import Ask
@@ -23,17 +24,24 @@ MAX_DOCUMENTS = 2048
 """Of one request, like prompts of one array; more is a bulk file."""
 
 
+class DocumentForm(TypedDict):
+    text: str
+
+
 def _text(document: Any) -> Any:
     """Jina takes objects too."""
     return document.get("text") if isinstance(document, dict) else document
 
 
 Documents = Annotated[
-    list[Annotated[str, BeforeValidator(_text)]] | None, Field(None, min_length=1, max_length=MAX_DOCUMENTS)
+    list[Annotated[str, BeforeValidator(_text, str | DocumentForm)]] | None,
+    Field(None, min_length=1, max_length=MAX_DOCUMENTS),
 ]
 
 
 class RerankFields(LaneFields):
+    model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["documents"]}, {"required": ["texts"]}]})
+
     query: str
     documents: Documents
     """Jina's name for them."""

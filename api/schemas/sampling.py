@@ -6,11 +6,12 @@ stands for tokens goes to the worker as it is.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
+from typing_extensions import TypedDict
 
-from api.schemas.prompts import MAX_TOKEN_ID, prompt_of
+from api.schemas.prompts import MAX_TOKEN_ID, Pieces, TokenId, prompt_of
 from api.schemas.strict import ClientFields
 from shared.errors import NotSupported
 from shared.jobs import DEFAULT_SAMPLERS, Prompt, SamplerKind, Sampling
@@ -66,6 +67,9 @@ def _samplers(value: Any) -> tuple[SamplerKind, ...]:
     return tuple(known[name] for name in names if name in known)
 
 
+Samplers = Annotated[list[str], Field(max_length=MAX_SAMPLERS)] | Annotated[str, Field(max_length=MAX_SAMPLERS)]
+
+
 def _seed(value: Any) -> Any:
     return None if value == -1 and not isinstance(value, bool) else value
 
@@ -85,6 +89,10 @@ def _breakers(value: Any) -> tuple[str, ...]:
         raise ValueError(f"a string may have at most {MAX_BREAKER_LENGTH} characters")
     return tuple(breaker for breaker in value if breaker)
 
+
+Breakers = Annotated[
+    list[Annotated[str, Field(max_length=MAX_BREAKER_LENGTH)]], Field(min_length=1, max_length=MAX_BREAKERS)
+]
 
 Bias = tuple[int | str, float | None]
 
@@ -131,6 +139,26 @@ def _bias(token: Any, bias: Any) -> Bias:
     return token, float(bias)
 
 
+_Weight = Annotated[float, Field(ge=-F32_MAX, le=F32_MAX)] | Literal[False]
+_Biased = TokenId | Annotated[str, Field(min_length=1, max_length=MAX_TEXT_BIAS_LENGTH)]
+
+
+class ToldBias(TypedDict):
+    """As `generation_settings` tells it; null is a ban."""
+
+    token: _Biased
+    bias: _Weight | None
+
+
+Biases = (
+    Annotated[list[tuple[_Biased, _Weight] | ToldBias], Field(max_length=MAX_BIASES)]
+    | Annotated[
+        dict[Annotated[str, Field(min_length=1, max_length=MAX_TEXT_BIAS_LENGTH)], _Weight],
+        Field(max_length=MAX_BIASES),
+    ]
+)
+
+
 def _within(least: float, most: float) -> AfterValidator:
     """Brings a number back into its range."""
     return AfterValidator(lambda number: min(most, max(least, number)))
@@ -142,14 +170,16 @@ Natural = Annotated[int, Field(ge=0, le=INT32_MAX)]
 Limit = Annotated[int, Field(ge=-1, le=INT32_MAX)]
 """-1 is as many as there are."""
 Whole = Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)]
+Seed = Annotated[int, Field(ge=-1, le=0xFFFFFFFF)]
+"""-1 is a random one."""
 Penalty = Annotated[float, Field(ge=-PENALTY_MAX, le=PENALTY_MAX)]
 
 
 class SamplingFields(ClientFields):
     """Every field of `Sampling`, under its name."""
 
-    seed: Annotated[Annotated[int, Field(ge=0, le=0xFFFFFFFF)] | None, BeforeValidator(_seed)] = None
-    samplers: Annotated[tuple[SamplerKind, ...], PlainValidator(_samplers)] = DEFAULT_SAMPLERS
+    seed: Annotated[Annotated[int, Field(ge=0, le=0xFFFFFFFF)] | None, BeforeValidator(_seed, Seed)] = None
+    samplers: Annotated[tuple[SamplerKind, ...], PlainValidator(_samplers, Samplers)] = DEFAULT_SAMPLERS
     temperature: Annotated[Real, _within(0.0, F32_MAX)] = 0.8
     dynatemp_range: Real = 0.0
     dynatemp_exponent: Real = 1.0
@@ -167,19 +197,19 @@ class SamplingFields(ClientFields):
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     penalize_nl: bool = True
-    penalty_prompt: Annotated[Prompt | None, PlainValidator(_penalty_prompt)] = None
+    penalty_prompt: Annotated[Prompt | None, PlainValidator(_penalty_prompt, str | Pieces)] = None
     dry_multiplier: Real = 0.0
     dry_base: Annotated[Real, AfterValidator(lambda base: base if base >= 1 else 1.75)] = 1.75
     dry_allowed_length: Natural = 2
     dry_penalty_last_n: Limit = -1
-    dry_sequence_breakers: Annotated[tuple[str, ...], PlainValidator(_breakers)] = ("\n", ":", '"', "*")
+    dry_sequence_breakers: Annotated[tuple[str, ...], PlainValidator(_breakers, Breakers)] = ("\n", ":", '"', "*")
     mirostat: Annotated[Whole, _within(0, 2)] = 0
     mirostat_tau: Real = 5.0
     mirostat_eta: Real = 0.1
     adaptive_target: Annotated[Real, _within(-F32_MAX, 1.0)] = -1.0
     adaptive_decay: float = Field(0.9, ge=0, le=0.99)
     ignore_eos: bool = False
-    logit_bias: Annotated[tuple[Bias, ...], PlainValidator(_biases)] = ()
+    logit_bias: Annotated[tuple[Bias, ...], PlainValidator(_biases, Biases)] = ()
 
     def sampling(self) -> Sampling:
         return Sampling(**{name: getattr(self, name) for name in Sampling.model_fields})

@@ -12,13 +12,27 @@ from typing import Any
 from shared.events import Answer
 from shared.jobs import Constraint, Generation, Sampling
 
+RANDOM_SEED = 0xFFFFFFFF
+"""llama.cpp's word for one that is drawn for each request."""
+
 
 def settings_json(request: Generation, answer: Answer, *, model: str, is_stream: bool) -> dict[str, Any]:
     """What only the worker knew, the seed and what ends a generation, is told by the answer."""
+    return _settings_json(request, model=model, seed=answer.seed, banned=answer.banned, is_stream=is_stream)
+
+
+def default_settings_json(model: str) -> dict[str, Any]:
+    """Of a request that says nothing but its prompt."""
+    return _settings_json(Generation(), model=model, seed=RANDOM_SEED)
+
+
+def _settings_json(
+    request: Generation, *, model: str, seed: int, banned: Sequence[int] = (), is_stream: bool = False
+) -> dict[str, Any]:
     return {
         "model": model,
-        **_sampling_json(request.sampling, answer.banned),
-        "seed": answer.seed,
+        **_sampling_json(request.sampling, banned),
+        "seed": seed,
         **_constraint_json(request.constraint),
         "stop": list(request.stop),
         "max_tokens": request.n_predict,

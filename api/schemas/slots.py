@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from api.schemas.strict import ClientFields
+from api.schemas.strict import ClientFields, by_hand
 from shared.errors import InvalidRequest
 from shared.events import Finished, SlotReport
 from shared.filenames import is_safe_filename
@@ -15,7 +15,7 @@ MOST_DIGITS = 9
 
 class SlotFields(ClientFields):
     model: str | None = None
-    filename: Any = None
+    filename: Annotated[Any, by_hand(str)] = None
 
 
 def slot_number(text: str) -> int:

@@ -11,7 +11,7 @@ import math
 import re
 from typing import Any, NoReturn, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationError, model_validator
 
 from shared.errors import InvalidRequest
 
@@ -117,6 +117,12 @@ class ClientFields(BaseModel):
         return fields
 
 
+def by_hand(form: Any) -> PlainValidator:
+    """Of a field that goes to its reader as it came, because no model can say what is wrong with it; `form` is the type
+    of what that reader takes, for the API's description of itself."""
+    return PlainValidator(lambda value: value, json_schema_input_type=form)
+
+
 class OwnFields(ClientFields):
     """The same for paths that are ours alone, where an unknown field is a mistake worth telling."""
 
@@ -133,7 +139,7 @@ def read(model: type[Fields], fields: dict[str, Any] | list[Any]) -> Fields:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         name = _path(first["loc"])
-        reason = first["msg"].removeprefix("Value error, ")
+        reason = "is needed" if first["type"] == "missing" else first["msg"].removeprefix("Value error, ")
         if not name:
             raise InvalidRequest(f"The body: {reason}") from None
         raise InvalidRequest(f"Field '{name}': {reason}", param=name) from None

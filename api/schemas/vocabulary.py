@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field
-
 from api.schemas import openai
 from api.schemas.ask import Ask
 from api.schemas.pictures import MEDIA_MARKER
-from api.schemas.prompts import MAX_TOKEN_ID, prompt_of
-from api.schemas.strict import ClientFields, bad_field, read
+from api.schemas.prompts import OnePrompt, TokenId, prompt_of
+from api.schemas.strict import ClientFields, bad_field, by_hand, read
 from api.schemas.whole import WholeShape
 from shared.events import Finished, Text, TokenIds
 from shared.jobs import ApplyTemplate, Chat, Detokenize, Tokenize
@@ -21,6 +19,7 @@ from shared.jobs import ApplyTemplate, Chat, Detokenize, Tokenize
 
 class TokenizeFields(ClientFields):
     model: str | None = None
+    content: Annotated[Any, by_hand(OnePrompt)] = None
     add_special: bool = False
     parse_special: bool = True
     with_pieces: bool = False
@@ -28,13 +27,13 @@ class TokenizeFields(ClientFields):
 
 class DetokenizeFields(ClientFields):
     model: str | None = None
-    tokens: list[Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]]
+    tokens: list[TokenId]
 
 
 def tokenize(fields: dict[str, Any]) -> Ask:
     """The job of a `/tokenize` body; no content is no tokens. Raises InvalidRequest."""
     typed = read(TokenizeFields, fields)
-    content = prompt_of("content", fields["content"]) if fields.get("content") is not None else ""
+    content = prompt_of("content", typed.content) if typed.content is not None else ""
     request = Tokenize(content=content, add_special=typed.add_special, parse_special=typed.parse_special)
     listed = _pieces if typed.with_pieces else _ids
     return Ask(request, lambda _: WholeShape(lambda ending: {"tokens": listed(_part(ending))}), model=typed.model)

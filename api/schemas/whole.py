@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from api.framing import Framing
 from api.schemas.ask import Heard
 from shared.events import Finished
 
@@ -14,6 +15,10 @@ class WholeShape:
 
     def __init__(self, render: Callable[[Finished], Any]) -> None:
         self._render = render
+
+    @property
+    def framing(self) -> Framing:
+        raise AssertionError("never streamed")
 
     def say(self, heard: Heard) -> bytes:
         raise AssertionError("never streamed")

@@ -50,7 +50,8 @@ class AdapterCard(Wire):
 
 
 class ModelCard(Wire):
-    """What a client may know of a served model; the counts are the GGUF's own."""
+    """What a client may know of a served model; the counts are the GGUF's own. It is announced twice a second: what is
+    longer than a line is for `GetProperties` to ask."""
 
     name: str
     aliases: tuple[str, ...] = ()
@@ -63,8 +64,13 @@ class ModelCard(Wire):
     n_params: int
     size: int
     vocab_type: int = 0
+    architecture: str = ""
     ftype: str = ""
-    chat_template: str = ""
+    """How most of it is stored, in llama.cpp's words: `Q4_K - Medium`."""
+    quantization: str = ""
+    """The same in the word that files are called by: `Q4_K_M`."""
+    modified_at: float = 0.0
+    """When its file was changed last, Unix seconds."""
     bos_token: str = ""
     eos_token: str = ""
     description: str = ""
@@ -72,6 +78,11 @@ class ModelCard(Wire):
     pooling: str = ""
     """Of embeddings: none, mean, cls, last, or rank for a model that reranks; empty while it is not known."""
     has_vision: bool = False
+    can_infill: bool = False
+    can_call: bool = False
+    """Its chat template was made to offer functions."""
+    can_reason: bool = False
+    """It thinks aloud before it answers, or can be told to."""
     has_slot_files: bool = False
     adapters: tuple[AdapterCard, ...] = ()
     adapters_set_at: float = 0.0

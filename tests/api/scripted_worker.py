@@ -34,6 +34,7 @@ from shared.events import (
     Logprob,
     Part,
     Progress,
+    Properties,
     Score,
     SlotReport,
     StopType,
@@ -41,7 +42,7 @@ from shared.events import (
     Tokens,
     Vector,
 )
-from shared.jobs import Chat, Completion, Embedding, Generation, Infill, Rerank, SetAdapters, SlotAction
+from shared.jobs import Chat, Completion, Embedding, Generation, GetProperties, Infill, Rerank, SetAdapters, SlotAction
 
 N_CTX = 64
 
@@ -74,6 +75,7 @@ class ScriptedWorker:
         self.scales: tuple[float, ...] | None = None
         """Of adapters, as they were set last."""
         self.scales_set_at = 0.0
+        self.properties = Properties(metadata={"general.name": model}, chat_template="{{ messages }}")
         self._changed = asyncio.Condition()
         self._running: dict[str, asyncio.Task[None]] = {}
 
@@ -165,6 +167,8 @@ class Performance:
             self.worker.scales = tuple(adapter.scale for adapter in request.adapters)
             self.worker.scales_set_at = request.set_at
             return Finished(status="succeeded", parts=(AdapterScales(scales=self.worker.scales),))
+        if isinstance(request, GetProperties):
+            return Finished(status="succeeded", parts=(self.worker.properties,), worker=self.worker.id)
         if isinstance(request, SlotAction):
             report = SlotReport(index=0, n_tokens=10 + request.slot, n_bytes=1000, ms=1.5)
             return Finished(status="succeeded", parts=(report,))

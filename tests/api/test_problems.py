@@ -7,7 +7,7 @@ import json
 import pytest
 from starlette.exceptions import HTTPException
 
-from api.problems import TABLE, body_of, has_param, problem_of, response_to
+from api.problems import LLAMACPP, OLLAMA, OPENAI, TABLE, body_of, family_of, problem_of, response_to
 from shared import errors
 
 
@@ -52,11 +52,47 @@ def test_the_code_in_the_body_is_the_status() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("path", "family"),
+    [
+        ("/v1/chat/completions", OPENAI),
+        ("/chat/completions", OPENAI),
+        ("/v1", LLAMACPP),
+        ("/completion", LLAMACPP),
+        ("/api/chat", OLLAMA),
+        ("/api/what/ever", OLLAMA),
+        ("/apis", LLAMACPP),
+    ],
+)
+def test_a_path_tells_whose_client_asks(path: str, family: object) -> None:
+    assert family_of(path) is family
+
+
 def test_openai_paths_tell_the_param() -> None:
-    assert has_param("/v1/chat/completions") and has_param("/chat/completions")
-    assert not has_param("/completion")
-    error = body_of(errors.InvalidRequest("no", param="stop"), with_param=True)["error"]
-    assert error["param"] == "stop"
+    assert OPENAI.body_of(errors.InvalidRequest("no", param="stop"))["error"]["param"] == "stop"
+    assert "param" not in LLAMACPP.body_of(errors.InvalidRequest("no", param="stop"))["error"]
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (errors.InvalidRequest("Field 'stop': no", param="stop"), "Field 'stop': no"),
+        (errors.PromptTooLong("no", n_prompt_tokens=9, n_ctx=8), "the input length exceeds the context length"),
+        (errors.UnknownModel("Model 'm' is not served", model="m"), "model 'm' not found"),
+        (errors.UnknownModel("a worker's word"), "a worker's word"),
+        (errors.Cancelled("gone"), "request canceled"),
+        (HTTPException(405), "Method Not Allowed"),
+        (KeyError("secret"), "Internal server error"),
+    ],
+)
+def test_ollamas_clients_are_told_a_text_in_its_words(error: Exception, message: str) -> None:
+    assert OLLAMA.body_of(error) == {"error": message}
+
+
+def test_a_full_queue_has_the_status_that_the_asking_client_waits_for() -> None:
+    answers = {path: response_to(errors.QueueFull("full"), {"path": path}) for path in ("/completion", "/api/chat")}
+    assert {path: answer.status_code for path, answer in answers.items()} == {"/completion": 429, "/api/chat": 503}
+    assert all(answer.headers["retry-after"] == "1" for answer in answers.values())
 
 
 def test_a_long_prompt_tells_both_numbers() -> None:

@@ -12,14 +12,18 @@ from pydantic import ValidationError
 
 from shared.bus import Claimed, Lease
 from shared.errors import InvalidRequest, NotSupported, PromptTooLong, Rejected
-from shared.events import Text, TokenIds
+from shared.events import Properties, Text, TokenIds
 from shared.jobs import Adapter, Completion, Job
-from tests.models import write_judging_model, write_reranker_model
+from shared.overrides import MetadataOverride
+from tests.models import write_infill_model, write_judging_model, write_reranker_model
+from worker.chat import template_of
 from worker.demo import demo_model_path
 from worker.engine import Adapters, EmbedTask, GenerateTask, InputRules, Model
 from worker.engine.adapters import AdapterFile
+from worker.engine.options import LoadOptions
 from worker.intake import Intake, Registrar
 from worker.past import Past
+from worker.properties import Describer
 from worker.rules import Rules
 
 IM_START, IM_END = 1, 2
@@ -269,6 +273,22 @@ def test_what_needs_no_engine_is_answered_at_once(registrar: Registrar, model: M
     message = {"role": "user", "content": "Hi"}
     answer = admit(registrar, kind="apply_template", chat={"messages": [message]}).answer
     assert isinstance(answer, Text) and answer.text.endswith("<|im_start|>assistant\n")
+
+
+def test_what_a_model_is_can_be_asked_for(registrar: Registrar, model: Model, tmp_path: Path) -> None:
+    told = admit(registrar, kind="get_properties").answer
+    assert isinstance(told, Properties)
+    assert told.metadata["llama.block_count"] == 30 and told.metadata["tokenizer.ggml.tokens"] is None
+    assert told.chat_template == model.facts.chat_template and "<|im_start|>" in told.chat_template
+    assert not told.can_infill
+    overrides = (MetadataOverride("general.name", "mine"), MetadataOverride("llama.rope.freq_base", 10.5))
+    path = write_infill_model(tmp_path / "fill.gguf")
+    with Model.load(path, LoadOptions(overrides=overrides)) as other:
+        path.unlink()
+        told = Describer(other.facts, template_of(other.facts)).properties
+        assert told.can_infill, "though its file is gone"
+        assert told.metadata == {"general.name": "mine", "llama.rope.freq_base": 10.5}
+        assert not Describer(other.facts, template_of(other.facts), can_generate=False).properties.can_infill
 
 
 def test_a_model_without_the_tokens_refuses_to_infill(registrar: Registrar) -> None:

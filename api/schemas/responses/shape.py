@@ -30,6 +30,8 @@ _ENDINGS: dict[type[SlotstreamError], JobStatus] = {Cancelled: JobStatus.CANCELL
 class ResponseShape:
     """One response. `after` is the number of the last event that the reader has had."""
 
+    framing = sse.FRAMING
+
     def __init__(self, origin: Origin, asked: Asked, *, after: int = -1) -> None:
         self._body = ResponseBody(origin, asked)
         self._asked = asked

@@ -63,7 +63,7 @@ def test_a_model_tells_its_facts(byte_model: Path) -> None:
         assert (facts.eos, facts.eos_token, facts.adds_bos) == (257, "</s>", False)
         assert facts.chat_template.startswith("{% for message")
         assert facts.can_rewind
-        assert (facts.architecture, facts.ftype) == ("llama", "F32")
+        assert (facts.architecture, facts.ftype, facts.quantization) == ("llama", "all F32", "F32")
         assert model.eog == {257}
 
 

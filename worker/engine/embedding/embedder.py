@@ -163,7 +163,7 @@ class Embedder(Closing):
     @property
     def _might_share(self) -> bool:
         """Where it is worth trying: other weights round what they are multiplied with."""
-        return self._config.embedding_batch == "auto" and self._model.facts.ftype == "F32"
+        return self._config.embedding_batch == "auto" and self._model.facts.quantization == "F32"
 
     def _can_share(self, context: Context) -> bool:
         return self._might_share and changes_nothing(context, self._model.facts.n_vocab, self.rules.n_at_once)

@@ -23,6 +23,11 @@ class FillTokens(NamedTuple):
     separator: int = -1
     """Before each file's name."""
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it can fill gaps: it has all that it takes."""
+        return min(self.prefix, self.suffix, self.middle) >= 0
+
 
 class PairTokens(NamedTuple):
     """What a vocabulary joins a query and a document with for a model that reranks, in ids."""
@@ -46,6 +51,7 @@ class ModelFacts:
     size: int
     vocab_type: int
     ftype: str
+    """How most of its tensors are stored, in llama.cpp's words: `Q4_K - Medium`."""
     chat_template: str
     bos: int
     eos: int
@@ -70,7 +76,13 @@ class ModelFacts:
     pair: PairTokens = field(default_factory=PairTokens)
     rerank_template: str = ""
     """Of a query and a document, where the model has one: a text with `{query}` and `{document}` in it."""
+    tool_template: str = ""
+    """Another chat template, for chats with tools, where the model has one."""
+    quantization: str = ""
+    """The same as `ftype`, in the word that files are called by: `Q4_K_M`."""
     metadata: dict[str, str] = field(default_factory=dict)
+    overrides: tuple[MetadataOverride, ...] = ()
+    """Of these, what was not read from the file."""
 
 
 ALWAYS_NON_CAUSAL = frozenset({"dream", "gemma-embedding", "llada", "llada-moe"})
@@ -82,6 +94,8 @@ def read_facts(pointer: Any, vocab: Any, path: Path, overrides: Sequence[Metadat
     metadata = _metadata(pointer) | {each.key: _shown(each.value) for each in overrides}
     template = llama_cpp.llama_model_chat_template(pointer, None)
     rerank_template = llama_cpp.llama_model_chat_template(pointer, b"rerank")
+    tool_template = llama_cpp.llama_model_chat_template(pointer, b"tool_use")
+    ftype = llama_cpp.llama_model_ftype(pointer)
     bos, eos = llama_cpp.llama_vocab_bos(vocab), llama_cpp.llama_vocab_eos(vocab)
     architecture = metadata.get("general.architecture", "")
     return ModelFacts(
@@ -94,7 +108,7 @@ def read_facts(pointer: Any, vocab: Any, path: Path, overrides: Sequence[Metadat
         n_params=llama_cpp.llama_model_n_params(pointer),
         size=llama_cpp.llama_model_size(pointer),
         vocab_type=llama_cpp.llama_vocab_type(vocab),
-        ftype=_ftype(llama_cpp.llama_model_ftype(pointer)),
+        ftype=llama_cpp.llama_ftype_name(ftype).decode("utf-8", "replace"),
         chat_template=template.decode("utf-8", "replace") if template else "",
         bos=bos,
         eos=eos,
@@ -122,7 +136,10 @@ def read_facts(pointer: Any, vocab: Any, path: Path, overrides: Sequence[Metadat
         or f"{architecture}.classifier.output_labels" in metadata,
         pair=_pair_tokens(vocab),
         rerank_template=rerank_template.decode("utf-8", "replace") if rerank_template else "",
+        tool_template=tool_template.decode("utf-8", "replace") if tool_template else "",
+        quantization=_quantization(ftype),
         metadata=metadata,
+        overrides=tuple(overrides),
     )
 
 
@@ -164,7 +181,7 @@ def _description(pointer: Any) -> str:
     return text.value.decode("utf-8", "replace")
 
 
-def _ftype(number: int) -> str:
+def _quantization(number: int) -> str:
     """`Q4_1` and the like. The bit 1024 says that the loader guessed."""
     for name, value in vars(llama_cpp).items():
         if name.startswith("LLAMA_FTYPE_") and value == number & ~1024:

@@ -1,0 +1,407 @@
+"""What answers look like, as types, each with the keys that a client may rely on. Tests hold real answers against them.
+
+More keys may come at any time, so none of these types is closed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+from api.problems import ErrorDetail, ParamErrorDetail
+from shared.jobs import JobStatus, Lane
+
+
+class Timings(TypedDict):
+    """In milliseconds. `prompt_n` and `cache_n` together are the tokens of the prompt."""
+
+    queue_ms: float
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float
+    predicted_per_second: float
+
+
+class CachedTokens(TypedDict):
+    cached_tokens: int
+
+
+class PromptUsage(TypedDict):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Usage(PromptUsage):
+    completion_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+class Probability(TypedDict):
+    id: int
+    token: str
+    bytes: list[int]
+    logprob: NotRequired[float]
+    prob: NotRequired[float]
+
+
+class TokenProbability(Probability):
+    """After sampling `prob` and `top_probs`, else `logprob` and `top_logprobs`. `content` and `probs` are of 2024."""
+
+    top_logprobs: NotRequired[list[Probability]]
+    top_probs: NotRequired[list[Probability]]
+    content: NotRequired[str]
+    probs: NotRequired[list[dict[str, Any]]]
+
+
+class Completion(TypedDict, total=False):
+    """With `response_fields`, these alone, and a path with slashes is a key of its own."""
+
+    index: int
+    content: str
+    tokens: list[int]
+    """Empty unless `return_tokens`."""
+    id_slot: int
+    stop: Literal[True]
+    model: str
+    tokens_predicted: int
+    tokens_evaluated: int
+    """Of the whole prompt."""
+    generation_settings: dict[str, Any]
+    prompt: Any
+    """As the model got it; with --compat 2024, as it was sent."""
+    has_new_line: bool
+    truncated: bool
+    stop_type: Literal["eos", "word", "limit", "none"]
+    stopped_eos: bool
+    stopped_word: bool
+    stopped_limit: bool
+    stopping_word: str
+    tokens_cached: int
+    timings: Timings
+    completion_probabilities: list[TokenProbability]
+
+
+class CompletionPiece(TypedDict):
+    """The last event of each answer is a whole `Completion` without its text."""
+
+    index: int
+    content: str
+    tokens: list[int]
+    stop: bool
+    id_slot: int
+    tokens_predicted: int
+    tokens_evaluated: int
+    completion_probabilities: NotRequired[list[TokenProbability]]
+    timings: NotRequired[Timings]
+    prompt_progress: NotRequired[dict[str, Any]]
+
+
+Completions = Completion | list[Completion]
+"""A list when there are several prompts or choices."""
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class CalledFunction(TypedDict):
+    name: str
+    arguments: str
+    """JSON."""
+
+
+class Call(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class ChatMessage(TypedDict):
+    role: Literal["assistant"]
+    content: str | None
+    reasoning_content: NotRequired[str | None]
+    tool_calls: NotRequired[list[Call]]
+
+
+class ChatLogprobs(TypedDict):
+    content: list[TokenProbability]
+
+
+class ChatChoice(TypedDict):
+    index: int
+    message: ChatMessage
+    finish_reason: FinishReason
+    logprobs: NotRequired[ChatLogprobs | None]
+
+
+class Head(TypedDict):
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+class ChatCompletion(Head):
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    usage: Usage
+    timings: Timings
+
+
+class ChatPieceChoice(TypedDict):
+    index: int
+    delta: dict[str, Any]
+    finish_reason: FinishReason | None
+    logprobs: NotRequired[ChatLogprobs | None]
+
+
+class ChatPiece(Head):
+    """`[DONE]` comes last."""
+
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatPieceChoice]
+    usage: NotRequired[Usage]
+    timings: NotRequired[Timings]
+
+
+class TextLogprobs(TypedDict):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+    content: list[TokenProbability]
+
+
+class TextChoice(TypedDict):
+    text: str
+    index: int
+    logprobs: TextLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+
+
+class TextCompletion(Head):
+    """Pieces are the same, and `[DONE]` comes last."""
+
+    object: Literal["text_completion"]
+    choices: list[TextChoice]
+    usage: NotRequired[Usage]
+    timings: NotRequired[Timings]
+
+
+class EmbeddingItem(TypedDict):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+    """A string is base64 of 32-bit floats."""
+    encoding_format: NotRequired[Literal["base64"]]
+
+
+class EmbeddingList(TypedDict):
+    object: Literal["list"]
+    model: str
+    data: list[EmbeddingItem]
+    usage: PromptUsage
+
+
+class NativeEmbedding(TypedDict):
+    index: int
+    embedding: list[list[float]]
+    """A row, or one for each token where the worker does not pool."""
+
+
+Embeddings = EmbeddingList | list[NativeEmbedding]
+"""llama.cpp's list when the inputs are in `content`."""
+
+
+class JinaDocument(TypedDict):
+    text: str
+
+
+class JinaResult(TypedDict):
+    index: int
+    relevance_score: float
+    document: NotRequired[JinaDocument]
+
+
+class JinaRanking(TypedDict):
+    object: Literal["list"]
+    model: str
+    results: list[JinaResult]
+    usage: PromptUsage
+
+
+class TeiResult(TypedDict):
+    index: int
+    score: float
+    text: NotRequired[str]
+
+
+Ranking = JinaRanking | list[TeiResult]
+"""Jina's with `documents`, TEI's with `texts`; the best first."""
+
+
+class TokenPiece(TypedDict):
+    id: int
+    piece: str | list[int]
+    """Bytes where it is half a character."""
+
+
+class Tokens(TypedDict):
+    tokens: list[int] | list[TokenPiece]
+
+
+class Content(TypedDict):
+    content: str
+
+
+class RenderedPrompt(TypedDict):
+    prompt: str
+
+
+class Status(TypedDict):
+    status: str
+
+
+class NextToken(TypedDict):
+    has_next_token: bool
+    n_remain: int
+    n_decoded: int
+
+
+class Slot(TypedDict):
+    id: int
+    worker: str
+    worker_slot: int
+    model: str
+    n_ctx: int
+    speculative: bool
+    is_processing: bool
+    state: Literal[0, 1]
+    next_token: list[NextToken]
+
+
+class Health(Status):
+    slots_idle: int
+    slots_processing: int
+    slots: NotRequired[list[Slot]]
+
+
+class Illness(Status):
+    """Why nothing would be worked on now."""
+
+    error: NotRequired[ErrorDetail]
+    progress: NotRequired[float]
+    slots_idle: NotRequired[int]
+    slots_processing: NotRequired[int]
+
+
+class Model(TypedDict):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    aliases: list[str]
+    tags: list[str]
+    meta: dict[str, Any]
+
+
+class ModelList(TypedDict):
+    """OpenAI's `data` and, as in llama.cpp, ollama's `models`."""
+
+    object: Literal["list"]
+    data: list[Model]
+    models: list[dict[str, Any]]
+
+
+class Modalities(TypedDict):
+    vision: bool
+    video: bool
+    audio: bool
+
+
+class ServerProperties(TypedDict):
+    default_generation_settings: dict[str, Any]
+    total_slots: int
+    """Of all workers of the model."""
+    model_alias: str
+    model_path: str
+    modalities: Modalities
+    media_marker: str
+    chat_template: str
+    chat_template_caps: dict[str, bool]
+    bos_token: str
+    eos_token: str
+    build_info: str
+
+
+class AdapterState(TypedDict):
+    id: int
+    path: str
+    scale: float
+    task_name: str
+    prompt_prefix: str
+
+
+class Success(TypedDict):
+    success: Literal[True]
+
+
+class SlotReport(TypedDict):
+    """`n_saved` and `n_written`, `n_restored` and `n_read`, or `n_erased`."""
+
+    id_slot: int
+    filename: NotRequired[str]
+    n_saved: NotRequired[int]
+    n_written: NotRequired[int]
+    n_restored: NotRequired[int]
+    n_read: NotRequired[int]
+    n_erased: NotRequired[int]
+    timings: NotRequired[dict[str, float]]
+
+
+class Job(TypedDict):
+    """Times are Unix seconds."""
+
+    id: str
+    object: Literal["job"]
+    status: JobStatus
+    endpoint: str
+    model: str
+    priority: Lane
+    created_at: int
+    started_at: int | None
+    ended_at: int | None
+    deadline_at: int
+    attempts: int
+    position: int | None
+    eta_s: float | None
+    waiting_for: str | None
+    usage: dict[str, Any] | None
+    result: Any
+    """What its endpoint would have answered; null until it has succeeded."""
+    error: ParamErrorDetail | None
+    metadata: dict[str, str]
+
+
+class JobList(TypedDict):
+    object: Literal["list"]
+    data: list[Job]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class JobToken(TypedDict):
+    """`event: token`. The last event is `done` or `error`, and has the job."""
+
+    text: str
+    index: int
+    logprobs: NotRequired[list[TokenProbability]]
+    timings: NotRequired[Timings]
+
+
+JobEvent = JobToken | Job

@@ -1,0 +1,118 @@
+"""The document of the API: whole, sound, and made of what reads and answers requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+from schemathesis.specs.openapi.definitions import OPENAPI_31
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from api.app import ROUTES
+from api.openapi.description import ByMethod, Operation, described, operations_of
+from api.openapi.document import document_of
+from api.schemas.strict import ClientFields
+from tests.api.conftest import Api
+
+OPERATIONS = [operation for route in ROUTES if isinstance(route, Route) for operation in operations_of(route)]
+DOCUMENT = document_of(ROUTES)
+
+
+def names(operation: Operation) -> str:
+    return f"{operation.method} {operation.path}"
+
+
+def references(value: Any) -> Iterator[str]:
+    match value:
+        case {"$ref": str(reference)}:
+            yield reference
+        case dict():
+            for item in value.values():
+                yield from references(item)
+        case list():
+            for item in value:
+                yield from references(item)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=names)
+def test_every_route_says_what_it_is(operation: Operation) -> None:
+    assert operation.description is not None, f"{operation.endpoint.__name__} wants @described"
+    told = DOCUMENT["paths"][operation.path][operation.method.lower()]
+    assert told["summary"] and told["responses"]
+    assert ("requestBody" in told) == (operation.description.reads is not None)
+
+
+def test_a_route_that_says_nothing_would_be_noticed() -> None:
+    async def silent(request: Request) -> Response:
+        raise AssertionError("never called")
+
+    [operation] = operations_of(Route("/silent", silent, methods=["POST"]))
+    assert operation.description is None
+
+
+def test_every_method_of_a_path_is_an_operation_of_its_own() -> None:
+    @described("One")
+    async def one(request: Request) -> Response:
+        return Response()
+
+    @described("Other")
+    async def other(request: Request) -> Response:
+        return Response()
+
+    route = Route("/both", ByMethod(GET=one, POST=other).answer, methods=["GET", "POST"])
+    assert [(each.method, each.endpoint) for each in operations_of(route)] == [("GET", one), ("POST", other)]
+
+
+def test_it_is_an_openapi_document() -> None:
+    jsonschema.validate(DOCUMENT, OPENAPI_31)
+
+
+def test_every_reference_leads_somewhere() -> None:
+    for reference in references(DOCUMENT):
+        here: Any = DOCUMENT
+        for step in reference.removeprefix("#/").split("/"):
+            here = here[step]
+
+
+def test_nothing_is_described_that_nobody_needs() -> None:
+    wanted = set(references(DOCUMENT))
+    for kind in ("schemas", "responses", "headers"):
+        assert [name for name in DOCUMENT["components"][kind] if f"#/components/{kind}/{name}" not in wanted] == []
+
+
+def test_no_two_operations_have_one_id() -> None:
+    ids = [told["operationId"] for methods in DOCUMENT["paths"].values() for told in methods.values()]
+    assert len(ids) == len(set(ids)) == len(OPERATIONS)
+
+
+def test_a_field_has_what_its_reader_takes_null_and_what_stands_below_it() -> None:
+    class AnyFields(ClientFields):
+        needed: int
+        number: int = 3
+        """Of things."""
+
+    @described("Reads", reads=AnyFields)
+    async def reads(request: Request) -> Response:
+        return Response()
+
+    schemas = document_of([Route("/reads", reads, methods=["POST"])])["components"]["schemas"]
+    assert schemas["AnyFields"]["properties"] == {
+        "needed": {"type": "integer"},
+        "number": {"type": ["integer", "null"], "default": 3, "description": "Of things."},
+    }
+    assert schemas["AnyFields"]["required"] == ["needed"]
+
+
+def test_a_prefix_stands_before_all_paths() -> None:
+    assert document_of(ROUTES, "/llm")["servers"] == [{"url": "/llm"}]
+
+
+async def test_the_document_is_served_and_made_once(api: Api) -> None:
+    first = await api.client.get("/openapi.json")
+    assert first.status_code == 200 and first.headers["content-type"].startswith("application/json")
+    assert first.json() == DOCUMENT
+    assert (await api.client.get("/openapi.json")).content == first.content
