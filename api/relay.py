@@ -85,7 +85,8 @@ class Stream:
         self._keep_alive_s = keep_alive_s
 
     async def run(self, source: Source, send: Send, early: Sequence[Heard] = (), *, opening: bytes = b"") -> None:
-        """Sends the headers, an `opening`, what was heard `early`, what comes, and the end. Errors are its last event."""
+        """Sends the headers, an `opening`, what was heard `early`, what comes, and the end. Errors are its last
+        event."""
         raw = [(name.lower().encode(), value.encode()) for name, value in self._headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": raw})
         try:

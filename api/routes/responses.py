@@ -17,12 +17,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from api.access import idempotency_key_of, query_of, read_body
 from api.context import Context, context_of, json_response, tenant_of
 from api.kept import KeptJob, enqueue, kept_body, record_of
+from api.openapi import responses as told
+from api.openapi.description import Pieces, Reach, described
 from api.relay import Departure, Stream
 from api.schemas import responses
 from api.schemas.ask import Ask, Origin
 from api.schemas.jobs import WholeNumber
 from api.schemas.responses.body import ResponseBody, job_id_of, response_id_of
-from api.schemas.responses.fields import Asked, asked_of
+from api.schemas.responses.fields import Asked, ResponseFields, asked_of
 from api.schemas.responses.shape import ResponseShape
 from api.schemas.strict import ClientFields, read
 from api.synchronous import answer_to
@@ -40,6 +42,15 @@ class RetrieveFields(ClientFields):
     starting_after: WholeNumber = -1
 
 
+@described(
+    "An answer to items, which can be asked for again",
+    reads=ResponseFields,
+    headers={"Idempotency-Key": "With `background`: the same key with the same body is the same response."},
+    gives=told.Response,
+    streams=(Pieces.sse(told.ResponseEvent),),
+    reach=Reach.JOB,
+    fails=(409,),
+)
 async def create(request: Request) -> ASGIApp:
     context = context_of(request)
     fields = await read_body(request, context.max_body)
@@ -47,15 +58,29 @@ async def create(request: Request) -> ASGIApp:
     if not ask.is_background:
         return await answer_to(request, ask, fields)
     record = await _begun(request, ask, fields)
-    return _told(context, record, is_stream=ask.is_stream)
+    return _response_or_events(context, record, is_stream=ask.is_stream)
 
 
+@described(
+    "How a response stands, or its events from any of them on",
+    query=RetrieveFields,
+    gives=told.Response,
+    streams=(Pieces.sse(told.ResponseEvent),),
+    reach=Reach.FLEET,
+    fails=(404,),
+    tells_job=True,
+)
 async def show(request: Request) -> ASGIApp:
     fields = read(RetrieveFields, query_of(request, tuple(RetrieveFields.model_fields)))
     record = await _record(request)
-    return _told(context_of(request), record, is_stream=fields.stream == "true", after=fields.starting_after)
+    return _response_or_events(
+        context_of(request), record, is_stream=fields.stream == "true", after=fields.starting_after
+    )
 
 
+@described(
+    "Cancel a response in the background", gives=told.Response, reach=Reach.FLEET, fails=(400, 404), tells_job=True
+)
 async def cancel(request: Request) -> Response:
     """The response as it is then: cancelled, or as it had ended already."""
     context = context_of(request)
@@ -69,6 +94,7 @@ async def cancel(request: Request) -> Response:
     return _response(record)
 
 
+@described("Forget a response", gives=told.DeletedResponse, reach=Reach.FLEET, fails=(400, 404))
 async def delete(request: Request) -> Response:
     """Forgets a response that has ended."""
     record = await _record(request)
@@ -126,7 +152,7 @@ async def _record(request: Request) -> JobRecord:
     return record
 
 
-def _told(context: Context, record: JobRecord, *, is_stream: bool, after: int = -1) -> ASGIApp:
+def _response_or_events(context: Context, record: JobRecord, *, is_stream: bool, after: int = -1) -> ASGIApp:
     return ResponseEvents(context, record, after) if is_stream else _response(record)
 
 
@@ -140,8 +166,8 @@ async def _ended(context: Context, job_id: str) -> None:
 
 def _response(record: JobRecord) -> Response:
     body = ResponseBody(_origin(record), _asked(record))
-    told = body.ended(record.finished) if record.finished else body.as_of(record.status)
-    return json_response(told, headers={"X-Job-Id": record.id})
+    value = body.ended(record.finished) if record.finished else body.as_of(record.status)
+    return json_response(value, headers={"X-Job-Id": record.id})
 
 
 def _origin(record: JobRecord) -> Origin:

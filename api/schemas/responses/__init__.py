@@ -1,6 +1,6 @@
 """OpenAI's responses: what makes one, how it looks, whole and as a stream that can be picked up anywhere.
 
-`inputs` and `tools` read what `fields` is made of; `output` writes `items` of a reply; `body` is the object, `shape` its
+`fields` reads a request, with `inputs` and `tools`; `output` makes `items` of a reply; `body` is the object, `shape` its
 stream.
 """
 

@@ -14,10 +14,10 @@ from api.schemas.constraints import ANY_OBJECT, constraint_of, schema_constraint
 from api.schemas.generation import GenerationFields
 from api.schemas.metadata import Metadata
 from api.schemas.pictures import Album
-from api.schemas.responses.inputs import messages_of
+from api.schemas.responses.inputs import InputItem, messages_of
 from api.schemas.responses.tools import ToolFields, tool_use_of
 from api.schemas.sampling import Limit
-from api.schemas.strict import ClientFields, bad_field, read
+from api.schemas.strict import ClientFields, bad_field, by_hand, read
 from shared.jobs import Chat, Constraint, Truncation
 
 WITH_LOGPROBS = "message.output_text.logprobs"
@@ -49,6 +49,7 @@ class ReasoningFields(ClientFields):
 
 
 class ResponseFields(GenerationFields, ToolFields):
+    input: Annotated[Any, by_hand(str | list[InputItem])]
     instructions: str | None = None
     background: bool = False
     store: bool = True
@@ -102,7 +103,7 @@ def asked_of(fields: dict[str, Any]) -> Asked:
         raise bad_field("background", "needs 'store': nobody waits for what nobody keeps")
     album = Album()
     request = Chat(
-        messages=messages_of(typed.instructions, fields.get("input"), album),
+        messages=messages_of(typed.instructions, typed.input, album),
         tool_use=tool_use_of(typed),
         constraint=_constraint(typed.text.format, fields),
         template_kwargs=_template_kwargs(typed),

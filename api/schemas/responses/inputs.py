@@ -7,9 +7,11 @@ no template and no field but `input` and `instructions`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, NotRequired
 
-from api.schemas.pictures import Album, picture_of
+from typing_extensions import TypedDict
+
+from api.schemas.pictures import Address, Album, picture_of
 from api.schemas.strict import bad_field
 from shared.errors import NotSupported
 
@@ -21,11 +23,59 @@ _OTHER_MEDIA = {"input_file", "input_audio"}
 Message = dict[str, Any]
 
 
+class InputText(TypedDict):
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+
+
+class Refusal(TypedDict):
+    type: Literal["refusal"]
+    refusal: str
+
+
+class InputImage(TypedDict):
+    type: Literal["input_image"]
+    image_url: Address
+
+
+InputContent = str | list[InputText | Refusal | InputImage]
+
+
+class InputMessage(TypedDict):
+    type: NotRequired[Literal["message"]]
+    role: Literal["user", "assistant", "system", "developer"]
+    content: InputContent
+
+
+class InputCall(TypedDict):
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+
+
+class InputCallOutput(TypedDict):
+    type: Literal["function_call_output"]
+    call_id: str
+    output: InputContent
+
+
+class ReasoningPart(TypedDict):
+    text: str
+
+
+class InputReasoning(TypedDict):
+    type: Literal["reasoning"]
+    content: NotRequired[list[ReasoningPart] | None]
+    summary: NotRequired[list[ReasoningPart] | None]
+
+
+InputItem = InputMessage | InputCall | InputCallOutput | InputReasoning
+
+
 def messages_of(instructions: str | None, value: Any, album: Album) -> tuple[Message, ...]:
     """What the model is to read, with marks for pictures, which go into the album. Raises InvalidRequest that names the
     item at fault, or NotSupported for what is neither text nor image."""
-    if value is None:
-        raise bad_field("input", "is needed")
     if not isinstance(value, str | list):
         raise bad_field("input", "must be a string or a list of items")
     if not value and isinstance(value, list):

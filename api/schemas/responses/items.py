@@ -15,17 +15,16 @@ Status = Literal["in_progress", "completed", "incomplete"]
 class Place(NamedTuple):
     """Which item an event is of."""
 
-    index: int
-    """Among the items of the response."""
-    id: str
+    output_index: int
+    item_id: str
 
-    def event(self, name: str, **more: Any) -> Json:
+    def event(self, kind: str, **more: Any) -> Json:
         """Of something within the item."""
-        return {"type": f"response.{name}", "item_id": self.id, "output_index": self.index, **more}
+        return {"type": f"response.{kind}", **self._asdict(), **more}
 
-    def item_event(self, name: str, item: Json) -> Json:
+    def item_event(self, kind: str, item: Json) -> Json:
         """Of the item itself."""
-        return {"type": f"response.output_item.{name}", "output_index": self.index, "item": item}
+        return {"type": f"response.output_item.{kind}", "output_index": self.output_index, "item": item}
 
 
 class Item(Protocol):
@@ -100,16 +99,18 @@ class TextItem:
     def json(self, status: Status) -> Json:
         return self._item(status, content=[self._part()])
 
-    def _event(self, name: str, **more: Any) -> Json:
-        return self._place.event(f"{self._says}.{name}", content_index=0, **more)
+    def _event(self, kind: str, **more: Any) -> Json:
+        return self._place.event(f"{self._says}.{kind}", content_index=0, **more)
 
     def _item(self, status: Status, content: list[Json]) -> Json:
-        item = {"id": self._place.id, "type": self.kind, "status": status, "content": content}
+        item = {"id": self._place.item_id, "type": self.kind, "status": status, "content": content}
         return item | ({"role": "assistant"} if self.kind == "message" else {"summary": []})
 
     def _part(self) -> Json:
-        part = {"type": self._says, "text": self._text.text}
-        return part | ({"annotations": []} if self.kind == "message" else {}) | self._with(self._logprobs)
+        part: Json = {"type": self._says, "text": self._text.text}
+        if self.kind == "message":
+            part["annotations"] = []
+        return part | self._with(self._logprobs)
 
     def _with(self, logprobs: Sequence[Json]) -> Json:
         return {"logprobs": list(logprobs)} if self.kind == "message" else {}
@@ -120,7 +121,7 @@ class CallItem:
 
     def __init__(self, place: Place, call_id: str, name: str) -> None:
         self._place = place
-        self._head = {"id": place.id, "type": "function_call", "call_id": call_id, "name": name}
+        self._head = {"id": place.item_id, "type": "function_call", "call_id": call_id, "name": name}
         self._arguments = _Growing()
 
     def opening(self) -> list[Json]:

@@ -120,13 +120,12 @@ class ResponseShape:
         if failure_of(finished) is not None:
             return self._last("failed", self._body.ended(finished), is_lost=is_lost)
         (answer,) = answers_of(finished)
-        beginning = self._beginning()
+        told = self._beginning()
         assert self._output is not None
         rest, entries = answer.text[self._n_characters :], answer.logprobs[self._n_entries :]
-        events = [*self._output.push(rest, entries), *self._output.close(is_cut=is_cut(answer))]
+        told += self._told([*self._output.push(rest, entries), *self._output.close(is_cut=is_cut(answer))])
         response = self._body.ended(finished, self._output)
-        last = self._last(response["status"], response, is_lost=is_lost, timings=response["timings"])
-        return beginning + self._told(events) + last
+        return told + self._last(response["status"], response, is_lost=is_lost, timings=response["timings"])
 
     def _last(self, name: str, response: Json, *, is_lost: bool = False, **more: Any) -> bytes:
         """`is_lost`: the log was dropped, which goes before the record does. The answer has all that it said, but in

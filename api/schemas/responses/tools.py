@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired
 
-from api.schemas.strict import ClientFields, bad_field
+from typing_extensions import TypedDict
+
+from api.schemas.strict import ClientFields, bad_field, by_hand
 from shared.errors import NotSupported
 from shared.jobs import ToolUse
 
@@ -19,15 +21,39 @@ HOSTED = frozenset(
 _CHOICES = ("none", "auto", "required")
 
 
+class FunctionTool(TypedDict):
+    type: Literal["function"]
+    name: str
+    description: NotRequired[str | None]
+    parameters: NotRequired[dict[str, Any] | None]
+    strict: NotRequired[bool | None]
+
+
+class NamedFunction(TypedDict):
+    type: Literal["function"]
+    name: str
+
+
+class AllowedTools(TypedDict):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[NamedFunction]
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedFunction | AllowedTools
+
+
 class ToolFields(ClientFields):
-    tools: list[Any] = []
-    tool_choice: str | dict[str, Any] = "auto"
+    tools: Annotated[Any, by_hand(list[FunctionTool])] = []
+    tool_choice: Annotated[Any, by_hand(ToolChoice)] = "auto"
     parallel_tool_calls: bool = True
 
 
 def tool_use_of(typed: ToolFields) -> ToolUse | None:
     """What the model is told that it may call; None when it may not. Raises InvalidRequest, or NotSupported for tools
     that are no functions."""
+    if not isinstance(typed.tools, list):
+        raise bad_field("tools", "must be a list")
     functions: dict[str, Any] = {}
     for place, tool in enumerate(typed.tools):
         name = _name_of(f"tools[{place}]", tool)
@@ -35,12 +61,12 @@ def tool_use_of(typed: ToolFields) -> ToolUse | None:
             raise bad_field(f"tools[{place}].name", "is given twice")
         functions[name] = _function(tool)
     choice = typed.tool_choice
-    if isinstance(choice, str):
-        if choice not in _CHOICES:
-            raise bad_field("tool_choice", "must be 'none', 'auto', 'required' or an object")
+    if isinstance(choice, dict):
+        must_call, allowed = _choice(choice, functions)
+    elif choice in _CHOICES:
         must_call, allowed = choice == "required", list(functions)
     else:
-        must_call, allowed = _choice(choice, functions)
+        raise bad_field("tool_choice", "must be 'none', 'auto', 'required' or an object")
     if must_call and not functions:
         raise bad_field("tool_choice", "needs 'tools'")
     if choice == "none" or not allowed:
