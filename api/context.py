@@ -13,6 +13,7 @@ from starlette.responses import Response
 from api.fleet import Fleet
 from api.outgoing import Outgoing
 from api.profiles import Profiles
+from api.schemas.dialect import DIALECTS, Dialect
 from api.schemas.strict import to_json
 from shared.bus import Bus
 from shared.settings import ApiSettings
@@ -31,6 +32,11 @@ class Context:
     """Runs what must outlive a request; the app waits for it before it closes the bus. It must not raise."""
 
     @property
+    def dialect(self) -> Dialect:
+        """What this server's clients speak."""
+        return DIALECTS[self.settings.compat]
+
+    @property
     def max_body(self) -> int:
         """Bytes."""
         return int(self.settings.max_body_mb * 1_000_000)
@@ -44,6 +50,12 @@ class Context:
 def context_of(request: Request) -> Context:
     context: Context = request.state.context
     return context
+
+
+def path_of(request: Request) -> str:
+    """As the table of routes has it: without what a server of several applications put before it."""
+    path: str = request.scope["path"]
+    return path.removeprefix(request.scope.get("root_path", ""))
 
 
 def tenant_of(request: Request) -> str:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from api.access import read_body
-from api.context import context_of, tenant_of
+from api.context import context_of, path_of, tenant_of
 from api.images import place_images
 from api.kept import kept_body
 from api.pinning import pinned
 from api.relay import JobResponse
 from api.schemas.ask import Ask
+from api.schemas.dialect import Reader
 from shared.jobs import Job, Lane
 
 
-async def answer(request: Request, read: Callable[[dict[str, Any]], Ask]) -> ASGIApp:
-    """Reads the request's body and answers it."""
+async def spoken(request: Request) -> ASGIApp:
+    """Any path of the table of what the server's clients speak."""
+    return await answer(request, context_of(request).dialect.readers[path_of(request)])
+
+
+async def answer(request: Request, read: Reader) -> ASGIApp:
+    """Reads the request's body, and answers it."""
     fields = await read_body(request, context_of(request).max_body)
     return await answer_to(request, read(fields), fields)
 
@@ -40,7 +45,8 @@ async def answer_to(request: Request, ask: Ask, fields: dict[str, Any]) -> ASGIA
             lane=ask.lane or Lane.INTERACTIVE,
             tenant=tenant,
             deadline_s=context.settings.deadline_s,
-            endpoint=request.url.path,
+            endpoint=path_of(request),
+            compat=context.dialect.name,
             is_durable=ask.is_kept,
             body=kept_body(fields, ask) if ask.is_kept else None,
             metadata=dict(ask.metadata),

@@ -10,6 +10,7 @@ import inspect
 import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
 
@@ -145,6 +146,8 @@ def _help(field: FieldInfo) -> str:
 def _choices(annotation: Any) -> tuple[str, ...]:
     if get_origin(annotation) is Literal:
         return get_args(annotation)
+    if isinstance(annotation, type) and issubclass(annotation, StrEnum):
+        return tuple(annotation)
     if get_origin(annotation) in (Union, types.UnionType):
         return next((found for arg in get_args(annotation) if (found := _choices(arg))), ())
     return ()

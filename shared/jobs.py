@@ -37,6 +37,13 @@ class JobStatus(StrEnum):
         return self not in (JobStatus.QUEUED, JobStatus.RUNNING)
 
 
+class Compat(StrEnum):
+    """Whose clients an answer is shaped for."""
+
+    TODAY = "today"
+    OF_2024 = "2024"  # llama.cpp's server of May 2024
+
+
 Prompt = str | tuple[int | str, ...]
 """Text, or token ids and pieces of text in any mix."""
 
@@ -214,6 +221,8 @@ class Generation(Wire):
     """The slot to run in, counted modulo those of the worker; -1 for any."""
     n_ctx: int | None = Field(None, ge=1)
     """Use no more of the slot's context than this."""
+    is_capped: bool = False
+    """Whether the worker's limit for requests without one holds for this one too, whatever its own is."""
 
     @property
     def n_prompts(self) -> int:
@@ -411,6 +420,8 @@ class Job(Wire):
     """Seconds from enqueueing, on the bus's clock, after which the job is ended unfinished."""
     endpoint: str = "/completion"
     """The path whose answer the result has; read by the API only."""
+    compat: Compat = Compat.TODAY
+    """In whose shape; read by the API only, too."""
     is_durable: bool = False
     """Made to outlive its maker: kept and told of when it ends. Else it dies with the request that waits for it."""
     body: str | None = None
@@ -484,6 +495,7 @@ class JobRecord(Wire):
     id: str
     model: str
     endpoint: str
+    compat: Compat = Compat.TODAY
     lane: Lane
     tenant: str
     status: JobStatus

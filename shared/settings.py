@@ -16,6 +16,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 from pydantic import Field, SecretStr
 
 from shared.flags import Flag, Known, Parser, add_flags
+from shared.jobs import Compat
 from shared.sources import CONFIG_VARIABLE, ROLES, ConfigError, Settings
 from shared.values import (
     FULL_TYPES,
@@ -138,6 +139,9 @@ class ApiSettings(BusSettings):
         (),
         description="hosts that may be called on a client's word though they are private or on ports besides 80 and"
         " 443: names, addresses and networks, with commas",
+    )
+    compat: Annotated[Compat, Flag("--compat")] = Field(
+        Compat.TODAY, description="whose clients are answered as they expect it: 2024 is llama.cpp's server of May 2024"
     )
 
 

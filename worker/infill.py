@@ -35,12 +35,13 @@ class InfillPrompter:
         """
         self._check_supported()
         # A context of less than two batches leaves half of itself to them.
-        n_around = min(self._rules.n_batch, self._rules.n_ctx // 2)
+        n_ctx = self._rules.n_ctx_of(request)
+        n_around = min(self._rules.n_batch, n_ctx // 2)
         begun = self._tokens(self._vocabulary.tail(pieces_of(request.prompt), n_around), "prompt")
         prefix = self._tail(pieces_of(request.prefix, parse_special=False), 3 * (n_around // 4), "input_prefix")
         n_suffix = max(0, n_around // 4 - 2 - len(begun))
         suffix = self._head(pieces_of(request.suffix, parse_special=False), n_suffix, "input_suffix")
-        n_extra = self._rules.n_ctx - n_around - N_MARKS - 2 * max(0, request.n_predict)
+        n_extra = n_ctx - n_around - N_MARKS - 2 * max(0, request.n_predict)
         extra = self._tail(self._extra(request), max(0, n_extra), "input_extra")
         before = (self._marks.prefix, *prefix, *begun)
         after = (self._marks.suffix, *suffix)

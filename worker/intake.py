@@ -27,7 +27,6 @@ from shared.jobs import (
     Infill,
     Job,
     Lane,
-    Media,
     Prompt,
     Rerank,
     SamplerKind,
@@ -36,7 +35,7 @@ from shared.jobs import (
     SlotAction,
     Tokenize,
 )
-from worker.chat import Template, template_of
+from worker.chat import Dialect, Template, template_of
 from worker.engine import (
     IMAGE_MARK,
     Adapters,
@@ -105,11 +104,12 @@ class Registrar:
         self._vision = vision
         self._slot_files = slot_files
         self._rules = rules
-        self._template = template or template_of(model.facts)
+        ends = [model.token_bytes(token, special=True).decode("utf-8", "replace") for token in sorted(model.eog)]
+        self._dialect = Dialect(template or template_of(model.facts), ends)
         self._vocabulary = Vocabulary(model)
         self._pairs = Pairs(model.facts, self._vocabulary, model.control_texts)
-        self._prompter = Prompter(model, self._vocabulary, self._template, rules)
-        self._describer = Describer(model.facts, self._template, can_generate=rules.can_generate)
+        self._prompter = Prompter(model, self._vocabulary, self._dialect, rules)
+        self._describer = Describer(model.facts, self._dialect, can_generate=rules.can_generate)
 
     def admit(
         self, claimed: Claimed, pasts: Mapping[int, Past], is_wanted: Callable[[], bool] = lambda: True
@@ -156,7 +156,7 @@ class Registrar:
         return Accepted(prompt_tokens=n_tokens, n_ctx=self._rules.n_ctx)
 
     def _rendered(self, chat: Chat) -> str:
-        text = self._template.render(chat)
+        text = self._dialect.template.render(self._dialect.spoken(chat).chat)
         return text if chat.media is None else text.replace(chat.media.mark, IMAGE_MARK)
 
     def _tokenized(self, request: Tokenize) -> Intake:
@@ -169,7 +169,7 @@ class Registrar:
         """With the worker's say in it; tokens of a system prompt are kept whatever else goes."""
         return request.model_copy(
             update={
-                "n_predict": self._rules.limit(request.n_predict),
+                "n_predict": self._rules.limit(request),
                 "n_keep": request.n_keep if request.n_keep < 0 else request.n_keep + n_system,
                 # What shows an image keeps it: a text with images ends where its context is full.
                 "shift": request.shift if request.media is None else False,
@@ -191,7 +191,7 @@ class Registrar:
         system = self._rules.system_of(request)
         before = self._prompter.system(system.prompt)
         request = self._settled(request, system, len(before))
-        pictures = self._pictures(request.media, claimed.job.lane, lambda: is_wanted() and time.monotonic() < deadline)
+        pictures = self._pictures(request, claimed.job.lane, lambda: is_wanted() and time.monotonic() < deadline)
         prompts = self._prompter.prompts(request, before, pictures)
         queue_ms = max(0.0, claimed.now - claimed.enqueued_at) * 1e3 + (pictures.took_ms if pictures else 0.0)
         sampling = request.sampling
@@ -225,18 +225,25 @@ class Registrar:
                 deadline=deadline,
                 slot=self._rules.slot_of(request, index),
                 images=prompt.images,
+                reply=prompt.reply,
             )
             tasks.append(task)
-        return Intake(self._accepted(sum(len(prompt.tokens) for prompt in prompts)), tuple(tasks))
+        accepted = Accepted(
+            prompt_tokens=sum(len(prompt.tokens) for prompt in prompts),
+            n_ctx=self._rules.n_ctx_of(request),
+            reply=prompts[0].reply if prompts else None,
+        )
+        return Intake(accepted, tuple(tasks))
 
-    def _pictures(self, media: Media | None, lane: Lane, is_wanted: Callable[[], bool]) -> Pictures | None:
+    def _pictures(self, request: Generation, lane: Lane, is_wanted: Callable[[], bool]) -> Pictures | None:
+        media, n_ctx = request.media, self._rules.n_ctx_of(request)
         if media is None:
             return None
         if self._vision is None:
             raise NotSupported(
                 "image input is not supported by this model: its worker has no projector for it (`--mmproj FILE`)"
             )
-        return Pictures(media, self._vision, self._rules.n_ctx, lane, is_wanted)
+        return Pictures(media, self._vision, n_ctx, lane, is_wanted)
 
     def _grammar(self, constraint: Constraint | None) -> Grammar | None:
         """For all sequences of one job."""

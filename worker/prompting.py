@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from shared.errors import InvalidRequest, PromptTooLong
+from shared.events import ReplyForm
 from shared.jobs import Chat, Completion, Generation, Infill, Prompt, Truncation
-from worker.chat import Template
+from worker.chat import Dialect
 from worker.engine import ImageRows, Model, Placed
 from worker.engine.overflow import truncated
 from worker.infill import InfillPrompter
+from worker.messages import ChatPrompter, Written
 from worker.pictures import Pictures
 from worker.rules import Rules
 from worker.vocabulary import Piece, Vocabulary, pieces_of, split
@@ -26,6 +28,8 @@ class Prompted(NamedTuple):
     tokens: tuple[int, ...]
     is_truncated: bool = False
     images: tuple[Placed, ...] = ()
+    reply: ReplyForm | None = None
+    """How what is said to it is to be read, of a chat."""
 
     @property
     def text(self) -> tuple[int, ...]:
@@ -40,19 +44,19 @@ class _Source(NamedTuple):
     pieces: Sequence[Piece] = ()
     field: str = ""
     add_special: bool = False
+    reply: ReplyForm | None = None
+    is_cut: bool = False
 
 
 class Prompter:
     """Thread-safe: model and template are only read."""
 
-    def __init__(self, model: Model, vocabulary: Vocabulary, template: Template, rules: Rules) -> None:
+    def __init__(self, model: Model, vocabulary: Vocabulary, dialect: Dialect, rules: Rules) -> None:
         facts = model.facts
-        self._control_texts = model.control_texts
         self._vocabulary = vocabulary
-        self._template = template
-        self._n_ctx = rules.n_ctx
+        self._messages = ChatPrompter(model, vocabulary, dialect)
+        self._rules = rules
         self._adds_bos = facts.adds_bos
-        self._bos_text = facts.bos_token if facts.adds_bos else ""
         self._infill = InfillPrompter(vocabulary, facts.fill, rules, bos=facts.bos if facts.adds_bos else None)
 
     def system(self, prompt: Prompt) -> tuple[int, ...]:
@@ -60,9 +64,9 @@ class Prompter:
         if not prompt:
             return ()
         pieces = pieces_of(prompt)
-        self._check_fits(self._vocabulary.n_least(pieces), "at least ")
+        _check_fits(self._vocabulary.n_least(pieces), self._rules.n_ctx, "at least ")
         tokens = self._vocabulary.tokens(pieces, "system_prompt", add_special=True)
-        self._check_fits(len(tokens))
+        _check_fits(len(tokens), self._rules.n_ctx)
         return tokens
 
     def prompts(
@@ -77,45 +81,40 @@ class Prompter:
                 each = [self._chat(request)]
             case Infill():
                 each = [_Source(self._infill.tokens(request))]
+        n_ctx = self._rules.n_ctx_of(request)
         if pictures is not None:
-            return self._illustrated(each, pictures)
-        return [self._fitted(source, request) for source in each]
+            return self._illustrated(each, pictures, n_ctx)
+        return [self._fitted(source, request, n_ctx) for source in each]
 
-    def _chat(self, request: Chat) -> _Source:
-        """The rendered messages. Control tokens count only where the template wrote them, never in a content."""
-        contents = [message.get("content") or "" for message in request.messages]
-        if request.truncate is None:
-            # A template writes something for each message, which may cost it more than tokenizing costs us.
-            self._check_fits(max(len(contents), self._vocabulary.n_least(map(Piece, contents))), "at least ")
-        text = self._template.render(request)
-        # A template may write the BOS itself; llama.cpp would add a second one.
-        add_special = not (self._bos_text and text.startswith(self._bos_text))
-        pieces = [Piece(text)]
-        # Tokenized in one piece wherever possible: cutting at the contents' edges changes how words merge there.
-        if any(control in content for content in contents for control in self._control_texts):
-            stretches = self._template.stretches(request)
-            if stretches is None:
-                raise InvalidRequest("a message contains a control token of the model", param="messages")
-            pieces = [Piece(stretch.text, parse_special=not stretch.is_user) for stretch in stretches]
-        return _Source((), pieces, "messages", add_special=add_special)
+    def _chat(self, chat: Chat) -> _Source:
+        """The rendered messages: all of them, or those that fit."""
+        n_ctx = self._rules.n_ctx_of(chat)
+        if chat.truncate is Truncation.MESSAGES and chat.media is None:
+            written = self._messages.fitting(chat, lambda written: self._n_tokens(written) < n_ctx)
+        else:
+            if chat.truncate is None:
+                _check_fits(self._messages.n_least(chat), n_ctx, "at least ")
+            written = self._messages.written(chat)
+        pieces, add_special, reply, is_cut = written
+        return _Source((), pieces, "messages", add_special=add_special, reply=reply, is_cut=is_cut)
 
-    def _fitted(self, source: _Source, request: Generation) -> Prompted:
-        before, pieces, field, add_special = source
+    def _fitted(self, source: _Source, request: Generation, n_ctx: int) -> Prompted:
+        before, pieces, field, add_special, reply, is_cut = source
         rule = request.truncate
         if rule is None:
-            self._check_fits(len(before) + self._vocabulary.n_least(pieces), "at least ")
+            _check_fits(len(before) + self._vocabulary.n_least(pieces), n_ctx, "at least ")
             tokens = before + self._vocabulary.tokens(pieces, field, add_special=add_special)
-            self._check_fits(len(tokens))
-            return Prompted(tokens)
-        n_head = self._n_ctx if request.n_keep < 0 else min(request.n_keep + self._adds_bos, self._n_ctx)
-        ends = self._vocabulary.ends(pieces, n_head + SEAM, self._n_ctx + SEAM)
+            _check_fits(len(tokens), n_ctx)
+            return Prompted(tokens, reply=reply)
+        n_head = n_ctx if request.n_keep < 0 else min(request.n_keep + self._adds_bos, n_ctx)
+        ends = self._vocabulary.ends(pieces, n_head + SEAM, n_ctx + SEAM)
         tokens = before + self._vocabulary.tokens(ends, field, add_special=add_special)
-        # The rule of blocks leaves room for an answer, the other leaves none.
-        n_room = self._n_ctx if rule is Truncation.BLOCKS else self._n_ctx - 1
+        # The rule of blocks leaves room for an answer, the others leave none.
+        n_room = n_ctx if rule is Truncation.BLOCKS else n_ctx - 1
         kept = truncated(tokens, n_room, request.n_keep, rule, adds_bos=self._adds_bos)
-        return Prompted(kept, is_truncated=len(kept) < len(tokens))
+        return Prompted(kept, is_truncated=is_cut or len(kept) < len(tokens), reply=reply)
 
-    def _illustrated(self, sources: list[_Source], pictures: Pictures) -> list[Prompted]:
+    def _illustrated(self, sources: list[_Source], pictures: Pictures, n_ctx: int) -> list[Prompted]:
         """With images in place of their marks. Such a prompt is never cut to fit: half an image is none."""
         runs = [split(source.pieces, pictures.mark) for source in sources]
         n_places = sum(len(run) - 1 for run in runs)
@@ -125,19 +124,22 @@ class Prompter:
                 " the model's chat template leaves a message out, or writes one twice",
                 param=sources[0].field,
             )
-        texts = [self._texts(source, run) for source, run in zip(sources, runs, strict=True)]
-        return [self._with_images(each, pictures) for each in texts]
+        texts = [self._texts(source, run, n_ctx) for source, run in zip(sources, runs, strict=True)]
+        return [
+            self._with_images(each, pictures, n_ctx)._replace(reply=source.reply)
+            for source, each in zip(sources, texts, strict=True)
+        ]
 
-    def _texts(self, source: _Source, runs: list[list[Piece]]) -> list[tuple[int, ...]]:
+    def _texts(self, source: _Source, runs: list[list[Piece]], n_ctx: int) -> list[tuple[int, ...]]:
         """The tokens before each image of a prompt, and those behind the last."""
-        self._check_fits(len(source.before) + sum(map(self._vocabulary.n_least, runs)), "at least ")
+        _check_fits(len(source.before) + sum(map(self._vocabulary.n_least, runs)), n_ctx, "at least ")
         texts = [
             self._vocabulary.tokens(run, source.field, add_special=source.add_special and at == 0)
             for at, run in enumerate(runs)
         ]
         return [source.before + texts[0], *texts[1:]]
 
-    def _with_images(self, texts: list[tuple[int, ...]], pictures: Pictures) -> Prompted:
+    def _with_images(self, texts: list[tuple[int, ...]], pictures: Pictures, n_ctx: int) -> Prompted:
         tokens = list(texts[0])
         images: list[Placed] = []
         n_text_left = sum(map(len, texts[1:]))
@@ -150,14 +152,17 @@ class Prompter:
                     tokens += part
             tokens += text
             n_text_left -= len(text)
-        self._check_fits(len(tokens))
+        _check_fits(len(tokens), n_ctx)
         return Prompted(tuple(tokens), images=tuple(images))
 
-    def _check_fits(self, n_tokens: int, about: str = "") -> None:
-        if n_tokens >= self._n_ctx:
-            raise PromptTooLong(
-                f"the request has {about}{n_tokens} prompt tokens"
-                f" and exceeds the available context size of {self._n_ctx}",
-                n_prompt_tokens=n_tokens,
-                n_ctx=self._n_ctx,
-            )
+    def _n_tokens(self, written: Written) -> int:
+        return len(self._vocabulary.tokens(written.pieces, "messages", add_special=written.add_special))
+
+
+def _check_fits(n_tokens: int, n_ctx: int, about: str = "") -> None:
+    if n_tokens >= n_ctx:
+        raise PromptTooLong(
+            f"the request has {about}{n_tokens} prompt tokens and exceeds the available context size of {n_ctx}",
+            n_prompt_tokens=n_tokens,
+            n_ctx=n_ctx,
+        )

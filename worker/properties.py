@@ -10,7 +10,7 @@ from functools import cached_property
 import structlog
 
 from shared.events import Properties
-from worker.chat import Template
+from worker.chat import Dialect
 from worker.engine import ModelFacts
 from worker.metadata import Value, read_metadata
 
@@ -18,9 +18,9 @@ log = structlog.get_logger(__name__)
 
 
 class Describer:
-    def __init__(self, facts: ModelFacts, template: Template, *, can_generate: bool = True) -> None:
+    def __init__(self, facts: ModelFacts, dialect: Dialect, *, can_generate: bool = True) -> None:
         self._facts = facts
-        self._template = template
+        self._dialect = dialect
         self._can_generate = can_generate
 
     @cached_property
@@ -28,8 +28,10 @@ class Describer:
         """The file's head is read when this is first asked for, and once."""
         return Properties(
             metadata=self._metadata(),
-            chat_template=self._template.source,
+            chat_template=self._dialect.template.source,
             tool_template=self._facts.tool_template,
+            chat_template_caps=self._dialect.capabilities,
+            reply=self._dialect.tool_reply,
             can_infill=self._can_generate and self._facts.fill.is_whole,
         )
 

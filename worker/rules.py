@@ -10,6 +10,7 @@ from typing import NamedTuple, Self
 from shared.jobs import Completion, Generation, Prompt
 from shared.settings import ConfigError, WorkerSettings
 from worker.engine import Engine, InputRules
+from worker.engine.overflow import n_ctx_of
 
 
 class SystemPrompt(NamedTuple):
@@ -77,6 +78,10 @@ class Rules:
             n_slots=settings.parallel,
         )
 
+    def n_ctx_of(self, request: Generation) -> int:
+        """The longest sequence of a request, which may want less than there is."""
+        return n_ctx_of(request, self.n_ctx)
+
     def system_of(self, request: Generation) -> SystemPrompt:
         """A completion's own, or else the worker's. Others have none."""
         if not isinstance(request, Completion):
@@ -88,7 +93,8 @@ class Rules:
         named: the others need not wait for each other, and what they have in common is computed once in any slot."""
         return request.id_slot % self.n_slots if request.id_slot >= 0 and index == 0 else None
 
-    def limit(self, n_predict: int) -> int:
-        """Tokens that a request which asks for so many gets at most; -1 to the end of the context."""
-        wanted = n_predict if n_predict >= 0 else self.n_predict
-        return min((n for n in (wanted, self.n_predict_max) if n >= 0), default=-1)
+    def limit(self, request: Generation) -> int:
+        """Tokens that the request gets at most; -1 to the end of the context."""
+        is_own = request.n_predict >= 0 and not request.is_capped
+        bounds = (request.n_predict, self.n_predict_max, -1 if is_own else self.n_predict)
+        return min((n for n in bounds if n >= 0), default=-1)

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
-from api.schemas.jobs import ENDPOINTS
+from api.schemas.dialect import ENDPOINTS
 
 MAX_LINE_BYTES = 32 * 1024 * 1024
 """Longer lines are skipped without being held in memory; the API takes no larger body by default either."""
 
-URLS = tuple(ENDPOINTS)
+URLS = ENDPOINTS
 """Paths that can be asked as a job. A service of another version may serve fewer; what it says is the line's record."""
 
 

@@ -1,28 +1,22 @@
 """One OpenAPI 3.1 document of all routes, made of what their functions say of themselves. Knows no path by name.
 
-Schemas are pydantic's of the types that read bodies; field by field, what stands below it in its class is its
-description.
+Words are the functions' and modules' own.
 """
 
 from __future__ import annotations
 
-import ast
 import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from importlib.metadata import version
-from itertools import pairwise
-from textwrap import dedent
 from typing import Any
 
-from pydantic import BaseModel, TypeAdapter
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaValue
-from pydantic_core import core_schema
+from pydantic.json_schema import JsonSchemaValue
 from starlette.routing import BaseRoute, Route
 
 from api.access import OPEN
 from api.openapi.description import Description, Operation, Reach, operations_of
+from api.openapi.schemas import QuerySchema, Schemas, without_null
 from api.problems import BY_STATUS, TABLE, family_of
 
 JSON = "application/json"
@@ -49,7 +43,7 @@ _SECURITY = {
 def document_of(routes: Sequence[BaseRoute], prefix: str = "") -> dict[str, Any]:
     """The document as JSON values. `prefix` stands before all paths."""
     operations = [operation for route in routes if isinstance(route, Route) for operation in operations_of(route)]
-    schemas = _Schemas(operations)
+    schemas = Schemas([form for operation in operations for form in _forms(operation)])
     failures: dict[str, Any] = {}
     paths: dict[str, dict[str, Any]] = {}
     first_of: dict[tuple[str, object], str] = {}
@@ -75,7 +69,15 @@ def document_of(routes: Sequence[BaseRoute], prefix: str = "") -> dict[str, Any]
     }
 
 
-def _operation_json(operation: Operation, schemas: _Schemas, failures: dict[str, Any]) -> dict[str, Any]:
+def _forms(operation: Operation) -> Iterator[Any]:
+    """Every type whose schema is wanted."""
+    yield family_of(operation.path).form
+    if (description := operation.description) is not None:
+        yield from (description.reads, description.gives, *description.also.values())
+        yield from (stream.piece for stream in description.streams)
+
+
+def _operation_json(operation: Operation, schemas: Schemas, failures: dict[str, Any]) -> dict[str, Any]:
     """`failures` gets the errors that it may answer with, which others share."""
     description = operation.description
     told: dict[str, Any] = {"operationId": _id_of(operation), "tags": [_tag_of(operation)]}
@@ -124,20 +126,13 @@ def _path_parameters(operation: Operation) -> Iterator[dict[str, Any]]:
 def _queries(description: Description) -> Iterator[dict[str, Any]]:
     if description.query is None:
         return
-    schema = description.query.model_json_schema(schema_generator=_Worded)
+    schema = description.query.model_json_schema(schema_generator=QuerySchema)
     definitions = schema.get("$defs", {})
     for name, value in schema["properties"].items():
         told = {"name": name, "in": "query", "required": name in schema.get("required", ())}
         if words := value.pop("description", None):
             told["description"] = words
-        yield told | {"schema": _resolved(_without_null(value), definitions)}
-
-
-def _without_null(schema: JsonSchemaValue) -> JsonSchemaValue:
-    """A query says that something is absent by not naming it."""
-    forms = [form for form in schema.get("anyOf", ()) if form != {"type": "null"}]
-    rest = {key: value for key, value in schema.items() if key not in ("anyOf", "default") or value not in (None,)}
-    return {**{key: value for key, value in rest.items() if key != "anyOf"}, **forms[0]} if len(forms) == 1 else rest
+        yield told | {"schema": _resolved(without_null(value), definitions)}
 
 
 def _resolved(schema: JsonSchemaValue, definitions: Mapping[str, JsonSchemaValue]) -> JsonSchemaValue:
@@ -150,7 +145,7 @@ def _header_parameters(description: Description) -> Iterator[dict[str, Any]]:
         yield {"name": name, "in": "header", "required": False, "description": words, "schema": {"type": "string"}}
 
 
-def _answers(description: Description, schemas: _Schemas) -> Iterator[tuple[str, dict[str, Any]]]:
+def _answers(description: Description, schemas: Schemas) -> Iterator[tuple[str, dict[str, Any]]]:
     headers = ["X-Request-Id", *(["X-Job-Id"] if _tells_job(description) else [])]
     content = {JSON: {"schema": schemas.of(description.gives)}} if description.gives is not None else {}
     if description.gives_text:
@@ -200,97 +195,3 @@ def _response(words: str, headers: Sequence[str], content: dict[str, Any]) -> di
         "headers": {name: {"$ref": f"#/components/headers/{name}"} for name in headers},
     }
     return told | ({"content": content} if content else {})
-
-
-class _Schemas:
-    """The schemas of all types that the operations name, made together so that they share their definitions."""
-
-    def __init__(self, operations: Sequence[Operation]) -> None:
-        reads = [each.description.reads for each in operations if each.description]
-        gives = [form for each in operations if each.description for form in _given(each.description)]
-        forms = [*reads, *gives, *(family_of(each.path).form for each in operations)]
-        self._places: dict[Any, int] = {}
-        adapters: list[tuple[int, JsonSchemaMode, TypeAdapter[Any]]] = []
-        for form in forms:
-            if form is not None and form not in self._places:
-                self._places[form] = len(adapters)
-                adapters.append((len(adapters), "validation", TypeAdapter(form)))
-        self._made, shared = TypeAdapter.json_schemas(
-            adapters, ref_template="#/components/schemas/{model}", schema_generator=_BodySchema
-        )
-        self.definitions: dict[str, Any] = dict(sorted(shared.get("$defs", {}).items()))
-
-    def of(self, form: Any) -> JsonSchemaValue:
-        return self._made[self._places[form], "validation"]
-
-
-def _given(description: Description) -> Iterator[Any]:
-    yield description.gives
-    yield from description.also.values()
-    yield from (stream.piece for stream in description.streams)
-
-
-class _Worded(GenerateJsonSchema):
-    """Pydantic's, with what stands below each field."""
-
-    def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
-        return _worded(super().model_schema(schema), schema["cls"])
-
-    def typed_dict_schema(self, schema: core_schema.TypedDictSchema) -> JsonSchemaValue:
-        made = super().typed_dict_schema(schema)
-        return _worded(made, schema["cls"]) if "cls" in schema else made
-
-    def field_title_should_be_set(self, schema: Any) -> bool:
-        return False
-
-
-class _BodySchema(_Worded):
-    """Where null means absent, as in all that clients send."""
-
-    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
-        made = super().default_schema(schema)
-        if made.get("default", "") is None:
-            del made["default"]
-        return _or_null(made)
-
-
-def _or_null(schema: JsonSchemaValue) -> JsonSchemaValue:
-    if "enum" in schema or "const" in schema or "$ref" in schema:
-        return {"anyOf": [schema, {"type": "null"}]}
-    if isinstance(kind := schema.get("type"), str):
-        return schema if kind == "null" else {**schema, "type": [kind, "null"]}
-    if "anyOf" in schema and {"type": "null"} not in schema["anyOf"]:
-        return {**schema, "anyOf": [*schema["anyOf"], {"type": "null"}]}
-    return schema
-
-
-def _worded(made: JsonSchemaValue, cls: type) -> JsonSchemaValue:
-    words = _words_of(cls)
-    for name, schema in made.get("properties", {}).items():
-        if name in words:
-            schema["description"] = words[name]
-    return made
-
-
-@cache
-def _words_of(cls: type) -> Mapping[str, str]:
-    """What stands below each field of a class and of those that it is made of. Read when it is asked for: pydantic
-    would do it at each start."""
-    words: dict[str, str] = {}
-    for base in reversed(getattr(cls, "__orig_bases__", cls.__bases__)):
-        if isinstance(base, type) and base not in (BaseModel, object, dict):
-            words |= _words_of(base)
-    try:
-        tree = ast.parse(dedent(inspect.getsource(cls)))
-    except (OSError, TypeError):
-        return words
-    (definition,) = tree.body
-    assert isinstance(definition, ast.ClassDef)
-    for field, below in pairwise(definition.body):
-        match field, below:
-            case (
-                ast.AnnAssign(target=ast.Name(id=name)),
-                ast.Expr(value=ast.Constant(value=str(text))),
-            ):
-                words[name] = inspect.cleandoc(text)
-    return words

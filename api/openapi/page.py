@@ -13,6 +13,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from api.openapi.schemas import without_null
+
 _STYLE = (Path(__file__).parent / "page.css").read_text()
 
 _STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
@@ -70,9 +72,10 @@ def _section(tag: Mapping[str, str], paths: Mapping[str, Any], failures: Mapping
 def _operation(method: str, path: str, operation: Mapping[str, Any], failures: Mapping[str, Any]) -> str:
     says = f"As {operation['x-same-as']}" if "x-same-as" in operation else operation.get("summary", "")
     parts = [
-        f'<details id="{escape(operation["operationId"])}"><summary>',
+        "<details><summary>",
         f'<span class="method {method}">{method.upper()}</span>',
-        f'<span class="path">{escape(path)}</span><span class="says">{escape(says)}</span></summary><div>',
+        f'<span class="path">{escape(path)}</span><span class="says">{escape(says)}</span></summary>',
+        f'<div id="{escape(operation["operationId"])}">',
         _paragraphs(operation.get("description", "")),
         _table("Parameters", _parameter_rows(operation.get("parameters", ()))),
         _table("Body", _body_rows(operation)),
@@ -101,57 +104,68 @@ def _body_rows(operation: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _answer_rows(responses: Mapping[str, Any], failures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for status, given in responses.items():
         response = failures[_last(given["$ref"])] if "$ref" in given else given
-        told = [
-            f"<code>{escape(media_type)}</code>: {_type(content.get('x-piece', content['schema']))}"
-            f"{' in pieces' if 'x-piece' in content else ''}"
-            for media_type, content in response.get("content", {}).items()
-        ]
-        words = response["description"]
-        yield f"<code>{status}</code>", "<br>".join([_code(words), *told])
+        told = [_code(response["description"])]
+        for media_type, content in response.get("content", {}).items():
+            kind = f"pieces of {_type(content['x-piece'])}" if "x-piece" in content else _type(content["schema"])
+            told.append(f"<code>{escape(media_type)}</code>: {kind}")
+        yield f"<code>{status}</code>", (" in " if "$ref" in given else "<br>").join(told)
 
 
 def _form(name: str, schema: Mapping[str, Any]) -> str:
     rows = list(_field_rows(schema)) or [("is", _type(schema))]
     return (
-        f'<details id="type-{escape(name)}"><summary><span class="path">{escape(name)}</span></summary><div>'
+        f'<details><summary><span class="path">{escape(name)}</span></summary><div id="type-{escape(name)}">'
         f"{_paragraphs(schema.get('description', ''))}{_table('', rows)}</div></details>"
     )
 
 
 def _field_rows(schema: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    needed = schema.get("required", ())
-    is_sent = any("default" in field for field in schema.get("properties", {}).values())
-    for name, field in schema.get("properties", {}).items():
-        mark = ' <span class="needed">needed</span>' if name in needed and is_sent else ""
+    """Those that are needed come first. Of others null is left out: it is the same as nothing."""
+    fields, needed = schema.get("properties", {}), schema.get("required", ())
+    has_choice = len(needed) < len(fields)
+    for name in sorted(fields, key=lambda name: name not in needed):
+        field = fields[name]
+        mark = ' <span class="needed">needed</span>' if name in needed and has_choice else ""
         default = f", else {_json(field['default'])}" if "default" in field else ""
-        yield f"<code>{escape(name)}</code>{mark}", _said(_type(field) + default, field.get("description", ""))
+        kind = _type(field if name in needed else without_null(field))
+        yield f"<code>{escape(name)}</code>{mark}", _said(kind + default, field.get("description", ""))
 
 
 def _type(schema: Mapping[str, Any]) -> str:
-    """A schema in words. null is left out of what a client sends: it is the same as nothing."""
+    """A schema in words."""
     if reference := schema.get("$ref"):
         name = escape(_last(reference))
         return f'<a href="#type-{name}">{name}</a>'
     if "anyOf" in schema:
-        return " or ".join(dict.fromkeys(_type(form) for form in schema["anyOf"]))
+        return " or ".join(dict.fromkeys(_type(form) for form in schema["anyOf"])) or "any JSON"
     if "const" in schema:
         return _json(schema["const"])
     if "enum" in schema:
         return " or ".join(_json(value) for value in schema["enum"])
     kinds = schema.get("type", "any JSON")
     name = " or ".join(_kind(kind, schema) for kind in ([kinds] if isinstance(kinds, str) else kinds))
-    bounds = ", ".join(words.format(_json(schema[key])) for key, words in _BOUNDS.items() if key in schema)
+    bounds = ", ".join(words.format(_json(schema[key])) for key, words in _BOUNDS.items() if _is_told(schema.get(key)))
     return f"{name} ({bounds})" if bounds else name
+
+
+def _is_told(bound: float | None) -> bool:
+    """Those of 32 bits say nothing of the field."""
+    return bound is not None and abs(bound) < 2**31 - 1
 
 
 def _kind(kind: str, schema: Mapping[str, Any]) -> str:
     if kind == "array" and "prefixItems" in schema:
         return f"[{', '.join(_type(item) for item in schema['prefixItems'])}]"
     if kind == "array" and "items" in schema:
-        return f"list of {_type(schema['items'])}"
+        return f"list of {_member(schema['items'])}"
     if kind == "object" and isinstance(schema.get("additionalProperties"), dict):
-        return f"object of {_type(schema['additionalProperties'])}"
+        return f"object of {_member(schema['additionalProperties'])}"
     return kind
+
+
+def _member(schema: Mapping[str, Any]) -> str:
+    kind = _type(schema)
+    return f"({kind})" if len(schema.get("anyOf", ())) > 1 else kind
 
 
 def _last(reference: str) -> str:

@@ -23,8 +23,8 @@ from api.problems import body_of
 from api.relay import Departure, Stream
 from api.rendering import rendered
 from api.schemas.ask import Ask, Heard
+from api.schemas.dialect import ENDPOINTS
 from api.schemas.jobs import (
-    ENDPOINTS,
     EventsFields,
     JobFields,
     ListFields,
@@ -187,7 +187,7 @@ async def _asked(context: Context, fields: JobFields) -> tuple[Ask, str]:
     if fields.webhook is not None:
         raise NotSupported("Field 'webhook': this build does not support it", param="webhook")
     try:
-        ask = ENDPOINTS[fields.endpoint](fields.body)
+        ask = context.dialect.readers[fields.endpoint](fields.body)
         model = await context.fleet.resolve(ask.model)
     except (InvalidRequest, NotSupported, UnknownModel) as error:
         raise _inside_body(error) from None
@@ -205,6 +205,7 @@ def _job(context: Context, tenant: str, fields: JobFields, ask: Ask, model: str,
         tenant=tenant,
         deadline_s=fields.deadline_s or context.settings.job_deadline_s,
         endpoint=fields.endpoint,
+        compat=context.dialect.name,
         is_durable=True,
         body=kept_body(fields.body, ask),
         metadata=fields.metadata,

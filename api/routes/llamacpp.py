@@ -9,7 +9,7 @@ from api.openapi import answers
 from api.openapi.description import Pieces, Reach, described
 from api.schemas import embeddings, llamacpp, openai, vocabulary
 from api.schemas import rerank as ranking
-from api.synchronous import answer
+from api.synchronous import answer, spoken
 
 
 @described(
@@ -20,7 +20,7 @@ from api.synchronous import answer
     reach=Reach.JOB,
 )
 async def completion(request: Request) -> ASGIApp:
-    return await answer(request, llamacpp.completion)
+    return await spoken(request)
 
 
 @described(
@@ -31,7 +31,7 @@ async def completion(request: Request) -> ASGIApp:
     reach=Reach.JOB,
 )
 async def infill(request: Request) -> ASGIApp:
-    return await answer(request, llamacpp.infill)
+    return await spoken(request)
 
 
 @described(
@@ -41,7 +41,7 @@ async def infill(request: Request) -> ASGIApp:
     reach=Reach.JOB,
 )
 async def embedding(request: Request) -> ASGIApp:
-    return await answer(request, embeddings.embedding)
+    return await spoken(request)
 
 
 @described(
@@ -52,7 +52,7 @@ async def embedding(request: Request) -> ASGIApp:
 )
 async def rerank(request: Request) -> ASGIApp:
     """In Jina's format, or in that of TEI."""
-    return await answer(request, ranking.rerank)
+    return await spoken(request)
 
 
 @described("Tokens of a text", reads=vocabulary.TokenizeFields, gives=answers.Tokens, reach=Reach.JOB)

@@ -31,8 +31,8 @@ async def show(request: Request) -> Response:
     cards = await _serving(fleet)
     card = next((card for card in cards if name in (card.name, *card.aliases)), None)
     if card is None:
-        there = ", ".join(card.name for card in cards)
-        raise UnknownModel(f"Model {name!r} is not served; there are {there}", param="model", model=name)
+        there = f"; there are {', '.join(card.name for card in cards)}" if cards else ""
+        raise UnknownModel(f"Model {name!r} is not served{there}", param="model", model=name)
     return json_response(model_json(card, _started_at(fleet, card)))
 
 

@@ -9,7 +9,7 @@ from api.openapi import answers
 from api.openapi.description import Pieces, Reach, described
 from api.schemas import embeddings as vectors
 from api.schemas import openai
-from api.synchronous import answer
+from api.synchronous import spoken
 
 
 @described(
@@ -20,7 +20,7 @@ from api.synchronous import answer
     reach=Reach.JOB,
 )
 async def chat_completions(request: Request) -> ASGIApp:
-    return await answer(request, openai.chat)
+    return await spoken(request)
 
 
 @described(
@@ -31,9 +31,9 @@ async def chat_completions(request: Request) -> ASGIApp:
     reach=Reach.JOB,
 )
 async def completions(request: Request) -> ASGIApp:
-    return await answer(request, openai.completions)
+    return await spoken(request)
 
 
 @described("Vectors of texts", reads=vectors.EmbeddingFields, gives=answers.Embeddings, reach=Reach.JOB)
 async def embeddings(request: Request) -> ASGIApp:
-    return await answer(request, vectors.embeddings)
+    return await spoken(request)

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.access import idempotency_key_of, query_of, read_body
-from api.context import Context, context_of, json_response, tenant_of
+from api.context import Context, context_of, json_response, path_of, tenant_of
 from api.kept import KeptJob, enqueue, kept_body, record_of
 from api.openapi import responses as told
 from api.openapi.description import Pieces, Reach, described
@@ -131,7 +131,8 @@ async def _begun(request: Request, ask: Ask, fields: dict[str, Any]) -> JobRecor
         lane=ask.lane or Lane.INTERACTIVE,
         tenant=tenant,
         deadline_s=context.settings.job_deadline_s,
-        endpoint=request.url.path,
+        endpoint=path_of(request),
+        compat=context.dialect.name,
         is_durable=True,
         body=kept_body(fields, ask),
         metadata=dict(ask.metadata),

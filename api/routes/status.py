@@ -63,7 +63,7 @@ async def health(request: Request) -> Response:
         "slots_processing": n_slots - n_idle,
     }
     if "include_slots" in request.query_params:
-        body["slots"] = _slots_json(fleet)
+        body["slots"] = _slots_json(request)
     return json_response(body, 503 if is_full else 200, {"Retry-After": "1"} if is_full else None)
 
 
@@ -75,7 +75,7 @@ async def slots(request: Request) -> Response:
         return response_to(BusUnavailable(AWAY), request.scope)
     if "fail_on_no_slot" in request.query_params and _idle(fleet) == 0:
         return response_to(NotReady("no slot available"), request.scope)
-    return json_response(_slots_json(fleet))
+    return json_response(_slots_json(request))
 
 
 def _fault(fleet: Fleet, state: State) -> Response:
@@ -98,8 +98,10 @@ def _idle(fleet: Fleet) -> int:
     return sum(not slot.is_processing for worker, slot in fleet.slots() if worker.status == "ready")
 
 
-def _slots_json(fleet: Fleet) -> list[dict[str, Any]]:
-    return [_slot_json(number, worker, slot) for number, (worker, slot) in enumerate(fleet.slots())]
+def _slots_json(request: Request) -> list[dict[str, Any]]:
+    fleet, dialect = context_of(request).fleet, context_of(request).dialect
+    slots = enumerate(fleet.slots())
+    return [dialect.slot(_slot_json(number, worker, slot)) for number, (worker, slot) in slots]
 
 
 def _slot_json(number: int, worker: WorkerState, slot: SlotState) -> dict[str, Any]:

@@ -77,10 +77,13 @@ class _Shape:
     def _last_chunk(self, choice: dict[str, Any], answer: Answer) -> bytes:
         """Of one choice. That of the last one has the timings, unless a chunk with usage follows."""
         self._answers.append(answer)
-        chunk = {"choices": [choice], **self._chunk_head}
-        if not self._wanted.has_usage and len(self._answers) == self._request.n_sequences:
-            chunk["timings"] = timings_json(answer.timings)
+        chunk = {"choices": [choice], **self._chunk_head, **self._last_parts(answer)}
         return sse.data(chunk | self._verbose(choice, answer, is_stream=True))
+
+    def _last_parts(self, answer: Answer) -> dict[str, Any]:
+        if self._wanted.has_usage or len(self._answers) < self._request.n_sequences:
+            return {}
+        return {"timings": timings_json(answer.timings)}
 
     def _verbose(self, choice: dict[str, Any], answer: Answer, *, is_stream: bool) -> dict[str, Any]:
         if not self._wanted.is_verbose:
@@ -122,7 +125,10 @@ class ChatShape(_Shape):
         if index in self._opened:
             return b""
         self._opened.add(index)
-        return self._chunk({"finish_reason": None, "index": index, "delta": {"role": "assistant", "content": None}})
+        return self._chunk({"finish_reason": None, "index": index, "delta": self._first_delta()})
+
+    def _first_delta(self) -> dict[str, Any]:
+        return {"role": "assistant", "content": None}
 
     def _ending(self, answer: Answer) -> bytes:
         choice = {"finish_reason": finish_reason(answer.stop_type), "index": answer.index, "delta": {}}

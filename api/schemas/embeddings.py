@@ -36,7 +36,7 @@ def embeddings(fields: dict[str, Any]) -> Ask:
     """The one job of a `/v1/embeddings` body. Raises InvalidRequest, or NotSupported for what is not text."""
     if fields.get("input") is None and fields.get("content") is not None:
         return embedding(fields)  # llama.cpp's name for it means its answer
-    typed = _read(fields)
+    typed = read_fields(fields)
     if fields.get("input") is None:
         raise bad_field("input", "is needed")
     is_base64 = typed.encoding_format == "base64"
@@ -52,7 +52,7 @@ def embeddings(fields: dict[str, Any]) -> Ask:
 
 def embedding(fields: dict[str, Any]) -> Ask:
     """The one job of an `/embedding` body, whose inputs are in `input`, or in `content`. Raises as above."""
-    typed = _read(fields)
+    typed = read_fields(fields)
     name = "input" if fields.get("input") is not None else "content"
     if fields.get(name) is None:
         raise bad_field("input", "is needed, or 'content'")
@@ -64,7 +64,7 @@ def embedding(fields: dict[str, Any]) -> Ask:
     )
 
 
-def _read(fields: dict[str, Any]) -> EmbeddingFields:
+def read_fields(fields: dict[str, Any]) -> EmbeddingFields:
     typed = read(EmbeddingFields, fields)
     if typed.dimensions is not None:
         raise bad_field("dimensions", "the model's vectors cannot be shortened")

@@ -14,7 +14,6 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from api.problems import body_of
-from api.schemas import embeddings, llamacpp, openai, rerank, responses
 from api.schemas.answers import (
     answers_of,
     failure_of,
@@ -25,31 +24,13 @@ from api.schemas.answers import (
     vectors_of,
 )
 from api.schemas.ask import Ask, Origin
+from api.schemas.dialect import DIALECTS
 from api.schemas.logprobs import chat_json
 from api.schemas.metadata import Metadata
 from api.schemas.strict import OwnFields, bad_field
 from shared.bus import JobPage
 from shared.events import Finished, Score, Tokens, Vector
 from shared.jobs import Generation, JobRecord, JobStatus, Lane
-
-ENDPOINTS: dict[str, Callable[[dict[str, Any]], Ask]] = {
-    "/completion": llamacpp.completion,
-    "/completions": llamacpp.completion,
-    "/infill": llamacpp.infill,
-    "/v1/completions": openai.completions,
-    "/v1/chat/completions": openai.chat,
-    "/chat/completions": openai.chat,
-    "/v1/responses": responses.response,
-    "/responses": responses.response,
-    "/v1/embeddings": embeddings.embeddings,
-    "/embedding": embeddings.embedding,
-    "/embeddings": embeddings.embedding,
-    "/v1/rerank": rerank.rerank,
-    "/v1/reranking": rerank.rerank,
-    "/rerank": rerank.rerank,
-    "/reranking": rerank.rerank,
-}
-"""Every path that a job can stand for, with what reads its body."""
 
 MAX_DEADLINE_S = 30 * 86400.0
 MAX_PAGE = 100
@@ -120,7 +101,7 @@ def job_json(record: JobRecord, waiting_for: WaitingFor) -> dict[str, Any]:
     finished = record.finished
     answered = finished if record.status is JobStatus.SUCCEEDED else None
     # Of a job that nobody keeps a body of, the answer went to the client that waited.
-    ask = ENDPOINTS[record.endpoint](json.loads(record.body)) if answered and record.body is not None else None
+    ask = _ask(record, record.body) if answered and record.body is not None else None
     return {
         "id": record.id,
         "object": "job",
@@ -141,6 +122,11 @@ def job_json(record: JobRecord, waiting_for: WaitingFor) -> dict[str, Any]:
         "error": _error(finished) if finished is not None else None,
         "metadata": record.metadata,
     }
+
+
+def _ask(record: JobRecord, body: str) -> Ask:
+    """What was asked, as those read it whom it was made for, whomever this server speaks with now."""
+    return DIALECTS[record.compat].readers[record.endpoint](json.loads(body))
 
 
 def token_json(tokens: Tokens) -> dict[str, Any]:

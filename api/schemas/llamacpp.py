@@ -6,13 +6,13 @@ Knows neither the model's vocabulary nor who is asked: token ids beyond the voca
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from api import sse
 from api.problems import body_of
 from api.schemas.answers import answers_of, timings_json
-from api.schemas.ask import Ask, Heard, Origin
+from api.schemas.ask import Ask, Heard, Origin, Shape
 from api.schemas.completion import PromptFields, completion_of
 from api.schemas.constraints import constraint_of
 from api.schemas.final import final_json
@@ -46,14 +46,6 @@ class CompletionFields(NativeFields, PromptFields):
     pass
 
 
-def completion(fields: dict[str, Any]) -> Ask:
-    """The job of a `/completion` body. Raises InvalidRequest or NotSupported."""
-    typed = read(CompletionFields, fields)
-    refuse_later(fields, LATER)
-    pictures = PromptPictures(fields)
-    return _ask(typed, completion_of(typed, fields, pictures), pictures.album)
-
-
 class ExtraFields(ClientFields):
     """A piece of context from another file."""
 
@@ -66,33 +58,6 @@ class InfillFields(NativeFields):
     input_suffix: Annotated[Any, by_hand(OnePrompt)]
     input_extra: list[ExtraFields] = []
     prompt: str = ""
-
-
-def infill(fields: dict[str, Any]) -> Ask:
-    """The job of an `/infill` body. Raises InvalidRequest or NotSupported; whether the model can, its worker knows."""
-    typed = read(InfillFields, fields)
-    refuse_later(fields, LATER | {"system_prompt": ALWAYS, "image_data": LIST})
-    extra = tuple((piece.filename, piece.text) for piece in typed.input_extra)
-    request = Infill(
-        prefix=prompt_of("input_prefix", typed.input_prefix),
-        suffix=prompt_of("input_suffix", typed.input_suffix),
-        prompt=typed.prompt,
-        extra=extra,
-        constraint=constraint_of(fields),
-        **typed.generation(),
-    )
-    return _ask(typed, request, Album())
-
-
-def _ask(typed: NativeFields, request: Completion | Infill, album: Album) -> Ask:
-    return Ask(
-        request=request,
-        shape=lambda origin: CompletionShape(origin, typed, request),
-        model=typed.model,
-        lane=typed.lane,
-        is_stream=typed.stream,
-        album=album,
-    )
 
 
 class CompletionShape:
@@ -121,7 +86,7 @@ class CompletionShape:
             case Tokens() as tokens:
                 return sse.data(self._chunk(heard.place, tokens))
             case Finished() as finished:
-                return b"".join(sse.data(self._final(heard.place, answer)) for answer in answers_of(finished))
+                return b"".join(sse.data(self._wanted(heard.place, answer)) for answer in answers_of(finished))
         return b""
 
     def end(self) -> bytes:
@@ -131,7 +96,7 @@ class CompletionShape:
         return sse.data(body_of(error))
 
     def body(self, endings: Sequence[Finished]) -> Any:
-        finals = [self._final(place, answer) for place, ending in enumerate(endings) for answer in answers_of(ending)]
+        finals = [self._wanted(place, answer) for place, ending in enumerate(endings) for answer in answers_of(ending)]
         return finals[0] if len(finals) == 1 else finals
 
     def _index(self, place: int, index: int) -> int:
@@ -141,7 +106,7 @@ class CompletionShape:
     def _chunk(self, place: int, tokens: Tokens) -> dict[str, Any]:
         index = self._index(place, tokens.index)
         self._n_predicted[index] += len(tokens.ids)
-        chunk = {
+        chunk: dict[str, Any] = {
             "index": index,
             "content": tokens.text,
             "tokens": list(tokens.ids),
@@ -156,6 +121,10 @@ class CompletionShape:
             chunk["timings"] = timings_json(tokens.timings)
         return chunk
 
+    def _wanted(self, place: int, answer: Answer) -> dict[str, Any]:
+        final, paths = self._final(place, answer), self._fields.response_fields
+        return _picked(final, paths) if paths else final
+
     def _final(self, place: int, answer: Answer) -> dict[str, Any]:
         is_stream = self._fields.stream
         final = final_json(
@@ -168,8 +137,7 @@ class CompletionShape:
         )
         if self._request.wants_logprobs and not is_stream:
             final["completion_probabilities"] = self._probabilities(answer.logprobs)
-        wanted = self._fields.response_fields
-        return _picked(final, wanted) if wanted else final
+        return final
 
     def _probabilities(self, entries: Sequence[ChosenLogprob]) -> list[dict[str, Any]]:
         return native_json(entries, is_post_sampling=self._request.post_sampling_probs)
@@ -187,3 +155,42 @@ def _picked(final: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:
         else:
             picked[path] = value
     return picked
+
+
+MakesShape = Callable[[Origin, NativeFields, Completion | Infill], Shape]
+"""How the answer is to look: today's shape unless another dialect has its own."""
+
+
+def completion(fields: dict[str, Any], shape: MakesShape = CompletionShape) -> Ask:
+    """The job of a `/completion` body. Raises InvalidRequest or NotSupported."""
+    typed = read(CompletionFields, fields)
+    refuse_later(fields, LATER)
+    pictures = PromptPictures(fields)
+    return _ask(typed, completion_of(typed, fields, pictures), pictures.album, shape)
+
+
+def infill(fields: dict[str, Any], shape: MakesShape = CompletionShape) -> Ask:
+    """The job of an `/infill` body. Raises InvalidRequest or NotSupported; whether the model can, its worker knows."""
+    typed = read(InfillFields, fields)
+    refuse_later(fields, LATER | {"system_prompt": ALWAYS, "image_data": LIST})
+    extra = tuple((piece.filename, piece.text) for piece in typed.input_extra)
+    request = Infill(
+        prefix=prompt_of("input_prefix", typed.input_prefix),
+        suffix=prompt_of("input_suffix", typed.input_suffix),
+        prompt=typed.prompt,
+        extra=extra,
+        constraint=constraint_of(fields),
+        **typed.generation(),
+    )
+    return _ask(typed, request, Album(), shape)
+
+
+def _ask(typed: NativeFields, request: Completion | Infill, album: Album, shape: MakesShape) -> Ask:
+    return Ask(
+        request=request,
+        shape=lambda origin: shape(origin, typed, request),
+        model=typed.model,
+        lane=typed.lane,
+        is_stream=typed.stream,
+        album=album,
+    )

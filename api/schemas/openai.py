@@ -5,11 +5,12 @@ Knows no template: messages are checked for shape here and rendered by the worke
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from api.schemas.ask import Ask
+from api.schemas.ask import Ask, Origin, Shape
 from api.schemas.choices import ChatShape, TextShape, Wanted
 from api.schemas.completion import PromptFields, completion_of
 from api.schemas.constraints import constraint_of
@@ -63,7 +64,11 @@ class ChatFields(GenerationFields):
         return self.top_logprobs if self.top_logprobs is not None else native or 0
 
 
-def chat(fields: dict[str, Any]) -> Ask:
+MakesChatShape = Callable[[Origin, Chat, Wanted], Shape]
+"""How the answer is to look: today's shape unless another dialect has its own."""
+
+
+def chat(fields: dict[str, Any], shape: MakesChatShape = ChatShape) -> Ask:
     """The job of a chat body. Raises InvalidRequest or NotSupported."""
     typed = read(ChatFields, fields)
     album = Album()
@@ -92,7 +97,7 @@ def chat(fields: dict[str, Any]) -> Ask:
     )
     return Ask(
         request=request,
-        shape=lambda origin: ChatShape(origin, request, _wanted(typed)),
+        shape=lambda origin: shape(origin, request, _wanted(typed)),
         model=typed.model,
         lane=typed.lane,
         is_stream=typed.stream,

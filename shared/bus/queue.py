@@ -28,7 +28,7 @@ from shared.bus.script import ask, run, script
 from shared.bus.subscriber import Listener
 from shared.errors import BusUnavailable, IdempotencyConflict, QueueFull, UnknownJob, Unreadable
 from shared.events import Accepted, Failure, Finished, Progress, Tokens
-from shared.jobs import VERSION, Generation, Job, JobRecord, JobStatus, Lane, new_job_id, partition_of
+from shared.jobs import VERSION, Compat, Generation, Job, JobRecord, JobStatus, Lane, new_job_id, partition_of
 from shared.settings import BusSettings
 
 SUSPECT_DEATHS = 2
@@ -465,6 +465,7 @@ class Queue:
             job.version,
             1 if worker else job.n_places,
             "" if job.is_bound else job.queue,
+            job.compat.value,
         ]
 
     async def _claim(self, worker_id: str, model: str, wanted: Wanted, sweep: bool) -> list[Claimed]:
@@ -629,6 +630,7 @@ _RECORD_FIELDS = (
     "status",
     "model",
     "endpoint",
+    "compat",
     "lane",
     "queue",
     "tenant",
@@ -662,6 +664,8 @@ def _record(job_id: str, fields: dict[str, Reply], position: int | None, eta_s: 
         id=job_id,
         model=unquote(fields["model"].decode()),
         endpoint=fields["endpoint"].decode(),
+        # A job of an older version has none.
+        compat=Compat((fields["compat"] or b"today").decode()),
         lane=Lane(fields["lane"].decode()),
         tenant=unquote(fields["tenant"].decode()),
         status=JobStatus(fields["status"].decode()),

@@ -35,6 +35,7 @@ from shared.events import (
     Part,
     Progress,
     Properties,
+    ReplyForm,
     Score,
     SlotReport,
     StopType,
@@ -72,6 +73,8 @@ class ScriptedWorker:
         self.cancelled: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         """By job: set when the worker was told to stop."""
         self.taken: list[str] = []
+        self.reply: ReplyForm | None = None
+        """How texts are to be read that it says in chats."""
         self.scales: tuple[float, ...] | None = None
         """Of adapters, as they were set last."""
         self.scales_set_at = 0.0
@@ -182,11 +185,11 @@ class Performance:
             return failed(NotSupported("the model has no tokens for that"))
         if verb == "shut":
             await self._wait_for_go()
-        await self._append(accepted=Accepted(prompt_tokens=7, n_ctx=N_CTX))
+        await self._append(accepted=Accepted(prompt_tokens=7, n_ctx=N_CTX, reply=self._form))
         if verb == "read":
             await self._tell_of_progress()
         speeches = [
-            Speech(request, index, prompt, choice)
+            Speech(request, index, prompt, choice, self._form)
             for index, (prompt, choice) in enumerate(product(prompts_of(request), range(request.n)))
         ]
         await self._speak(speeches, holds=verb == "hold")
@@ -195,6 +198,10 @@ class Performance:
         if verb == "die":
             return failed(WorkerDied("its workers died"))
         return Finished(status="succeeded", parts=tuple(speech.answer() for speech in speeches))
+
+    @property
+    def _form(self) -> ReplyForm | None:
+        return self.worker.reply if isinstance(self.claimed.job.request, Chat) else None
 
     async def _speak(self, speeches: list[Speech], *, holds: bool) -> None:
         """A word of each in turn."""
@@ -240,8 +247,9 @@ class Performance:
 class Speech:
     """What one sequence of a job says."""
 
-    def __init__(self, request: Generation, index: int, prompt: str, choice: int) -> None:
+    def __init__(self, request: Generation, index: int, prompt: str, choice: int, form: ReplyForm | None) -> None:
         self._request = request
+        self._form = form
         self._index = index
         words = [word + "'" * choice for word in prompt.partition(" ")[2].split("|")]
         if request.media:
@@ -281,6 +289,7 @@ class Speech:
             ids=self._ids,
             prompt="the prompt",
             prompt_tokens=7,
+            reply=self._form,
             stop_type=StopType.LIMIT if self._is_cut else StopType.EOS,
             id_slot=self._request.id_slot if self._request.id_slot >= 0 else 2,
             seed=sampling.seed if sampling.seed is not None else 42,

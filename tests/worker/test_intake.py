@@ -16,7 +16,7 @@ from shared.events import Properties, Text, TokenIds
 from shared.jobs import Adapter, Completion, Job
 from shared.overrides import MetadataOverride
 from tests.models import write_infill_model, write_judging_model, write_reranker_model
-from worker.chat import template_of
+from worker.chat import Dialect, template_of
 from worker.demo import demo_model_path
 from worker.engine import Adapters, EmbedTask, GenerateTask, InputRules, Model
 from worker.engine.adapters import AdapterFile
@@ -285,10 +285,10 @@ def test_what_a_model_is_can_be_asked_for(registrar: Registrar, model: Model, tm
     path = write_infill_model(tmp_path / "fill.gguf")
     with Model.load(path, LoadOptions(overrides=overrides)) as other:
         path.unlink()
-        told = Describer(other.facts, template_of(other.facts)).properties
+        told = Describer(other.facts, Dialect(template_of(other.facts))).properties
         assert told.can_infill, "though its file is gone"
         assert told.metadata == {"general.name": "mine", "llama.rope.freq_base": 10.5}
-        assert not Describer(other.facts, template_of(other.facts), can_generate=False).properties.can_infill
+        assert not Describer(other.facts, Dialect(template_of(other.facts)), can_generate=False).properties.can_infill
 
 
 def test_a_model_without_the_tokens_refuses_to_infill(registrar: Registrar) -> None:

@@ -15,6 +15,11 @@ SHIFTED_CONTEXTS = 10
 """Without an end of its own, a text that shifts goes on for so many contexts; ollama's number."""
 
 
+def n_ctx_of(request: Generation, n_ctx: int) -> int:
+    """How much of so long a context a request uses: less, if it says so, but as much as llama.cpp can cut a text to."""
+    return n_ctx if request.n_ctx is None else min(n_ctx, max(request.n_ctx, LEAST_LEFT))
+
+
 def n_kept(n_keep: int, n_prompt: int, n_ctx: int, *, adds_bos: bool) -> int:
     """Tokens at the beginning of a sequence that no shift takes: what was asked for, all of the prompt for -1, and a
     BOS besides; but one of the context's `n_ctx` can always go."""
@@ -34,9 +39,10 @@ def n_shifted(n_ctx: int, n_kept: int, n_tokens: int, n_discard: int = 0) -> int
 def truncated(tokens: tuple[int, ...], n_ctx: int, n_keep: int, rule: Truncation, *, adds_bos: bool) -> tuple[int, ...]:
     """A prompt cut to fit into `n_ctx` tokens; as it is when it does.
 
-    BLOCKS leaves room to generate in; TAIL leaves none, so it wants a smaller `n_ctx` than the context's.
+    BLOCKS leaves room to generate in; the others leave none, so they want a smaller `n_ctx` than the context's.
+    MESSAGES is for what is left of a chat when its last message alone does not fit: that is cut like TAIL.
     """
-    if rule is Truncation.TAIL:
+    if rule is not Truncation.BLOCKS:
         kept = n_kept(n_keep, len(tokens), n_ctx, adds_bos=adds_bos)
         return tokens if len(tokens) <= n_ctx else tokens[:kept] + tokens[kept + len(tokens) - n_ctx :]
     if len(tokens) < n_ctx:
@@ -90,14 +96,16 @@ class FullContext(NamedTuple):
         is_wanted = self.shifts if request.shift is None else request.shift
         if not (is_wanted and self.can_shift):
             return None
-        kept = n_kept(request.n_keep, n_prompt, self.n_ctx, adds_bos=self.adds_bos)
-        n_gone = n_shifted(self.n_ctx, kept, self.n_ctx, request.n_discard)
+        n_ctx = n_ctx_of(request, self.n_ctx)
+        kept = n_kept(request.n_keep, n_prompt, n_ctx, adds_bos=self.adds_bos)
+        n_gone = n_shifted(n_ctx, kept, n_ctx, request.n_discard)
         if not self.is_moved:
-            n_gone = max(n_gone, n_shifted(self.n_ctx, kept, self.n_ctx))
-        return Shift(self.n_ctx, kept, n_gone)
+            n_gone = max(n_gone, n_shifted(n_ctx, kept, n_ctx))
+        return Shift(n_ctx, kept, n_gone)
 
     def n_most(self, request: Generation, n_prompt: int) -> int:
         """Tokens, those of the prompt included, with which a sequence ends at the latest."""
+        n_ctx = n_ctx_of(request, self.n_ctx)
         if self.shift(request, n_prompt) is None:
-            return self.n_ctx
-        return max(self.n_ctx, n_prompt + (self.shift_limit or SHIFTED_CONTEXTS * self.n_ctx))
+            return n_ctx
+        return max(n_ctx, n_prompt + (self.shift_limit or SHIFTED_CONTEXTS * n_ctx))

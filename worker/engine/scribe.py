@@ -233,6 +233,7 @@ def answer(
         banned=task.banned,
         logprobs=transcript.logprobs,
         timings=timings,
+        reply=task.reply,
     )
 
 

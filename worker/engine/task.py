@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from shared.errors import SlotstreamError
-from shared.events import ChosenLogprob
+from shared.events import ChosenLogprob, ReplyForm
 from shared.jobs import Generation, Lane
 from worker.engine.adapters import Scales
 from worker.engine.constraint import Grammar
@@ -70,6 +70,8 @@ class GenerateTask:
     """The one that it wants to run in; None: any."""
     images: tuple[Placed, ...] = ()
     """Rows that stand in the prompt, in order."""
+    reply: ReplyForm | None = None
+    """How what is said is to be read; for the answer."""
 
     @property
     def text(self) -> tuple[int, ...]:

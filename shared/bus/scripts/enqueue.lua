@@ -15,6 +15,7 @@ local request, body, endpoint, metadata, durable = ARGV[14], ARGV[15], ARGV[16],
 local version = ARGV[19]
 local slots = tonumber(ARGV[20]) -- how many of a worker's it takes, or places of inputs
 local home = ARGV[21] -- the queue of what is for one worker alone, should that be gone; empty: it ends with it
+local compat = ARGV[22]
 
 local jobs = string.sub(job, 1, -#id - 1)
 
@@ -62,8 +63,8 @@ redis.call('HSET', load, of_queue, (counts[1] or 0) + 1, of_tenant, ahead + 1, t
 
 redis.call(
   'HSET', job, 'status', 'queued', 'job', request, 'version', version, 'body', body, 'endpoint', endpoint,
-  'metadata', metadata, 'durable', durable, 'model', model, 'lane', lane, 'queue', queue, 'tenant', tenant,
-  'cost', cost, 'slots', slots, 'stream', stream, 'entry', entry, 'ticket', ticket, 'attempts', 0, 'deaths', 0,
+  'compat', compat, 'metadata', metadata, 'durable', durable, 'model', model, 'lane', lane, 'queue', queue,
+  'tenant', tenant, 'cost', cost, 'slots', slots, 'stream', stream, 'entry', entry, 'ticket', ticket, 'attempts', 0, 'deaths', 0,
   'epoch', 0, 'events', 0, 'created_ms', now, 'deadline_ms', deadline, 'keep_ms', keep_ms, 'log_keep_ms', log_keep_ms)
 redis.call('PEXPIREAT', job, deadline + keep_ms)
 if slots > 1 then

@@ -25,7 +25,7 @@ from api.cli.batchfile import (
     survey,
     unanswered,
 )
-from api.schemas.jobs import ENDPOINTS
+from api.schemas.dialect import ENDPOINTS
 
 
 def line(**changes: Any) -> bytes:

@@ -1,0 +1,145 @@
+"""How the model of one template speaks: what it writes calls and reasoning like, and what it must be told in other
+words than a client's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from shared.errors import InvalidRequest
+from shared.events import CallForm, ReplyForm
+from shared.jobs import Chat, ToolUse
+from worker.chat.calls import Calls, learn_calls
+from worker.chat.capabilities import capabilities, takes_system, takes_tools
+from worker.chat.functions import Function, functions_of
+from worker.chat.generic import CALLS, has_calls, plain_messages
+from worker.chat.reasoning import Marks, learn_reasoning
+from worker.chat.template import Template, goes_on_thinking
+
+GENERIC = CallForm(
+    beginning=f'{{"{CALLS}": [',
+    opening='{"name": "',
+    middle='", "arguments": ',
+    closing="}",
+    separator=", ",
+    ending="]}",
+)
+"""What a generic reply writes calls like."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpokenChat:
+    """A chat as its template takes it, and what the model may write."""
+
+    chat: Chat
+    calls: Calls | None = None
+    """How it calls in a way of its own; None when it must not, or has none."""
+    is_generic: bool = False
+    functions: tuple[Function, ...] = ()
+    """That may be called."""
+
+
+class Dialect:
+    """Of one template; `ends` are texts of tokens that end a generation. Thread-safe: two that learn learn the same."""
+
+    def __init__(self, template: Template, ends: Sequence[str] = ()) -> None:
+        self.template = template
+        self._ends = tuple(ends)
+
+    @cached_property
+    def calls(self) -> Calls | None:
+        """None for a template that must be told of tools in other words."""
+        return learn_calls(self.template, self._ends) if takes_tools(self.template) else None
+
+    @cached_property
+    def reasoning(self) -> Marks | None:
+        return learn_reasoning(self.template)
+
+    @cached_property
+    def capabilities(self) -> dict[str, bool]:
+        return capabilities(self.template)
+
+    @cached_property
+    def _takes_system(self) -> bool:
+        return takes_system(self.template)
+
+    def spoken(self, chat: Chat) -> SpokenChat:
+        """InvalidRequest for tools that nobody could call, and for what cannot go on with its last message."""
+        _check_continued(chat)
+        functions = () if chat.tool_use is None else functions_of(chat.tool_use)
+        if self.calls is not None:
+            messages = tuple(_with_arguments(chat.messages)) if self.calls.takes_objects else chat.messages
+            chat = chat.model_copy(update={"messages": messages})
+            return SpokenChat(chat, self.calls if functions else None, functions=functions)
+        if chat.tool_use is None and not (has_calls(chat.messages) and not self.capabilities["supports_tool_calls"]):
+            return SpokenChat(chat)
+        messages = tuple(plain_messages(chat.messages, chat.tool_use, takes_system=self._takes_system))
+        plain = chat.model_copy(update={"messages": messages, "tool_use": None})
+        return SpokenChat(plain, is_generic=bool(functions), functions=functions)
+
+    @cached_property
+    def tool_reply(self) -> ReplyForm:
+        """How the answer to a chat with a tool is to be read."""
+        tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+        spoken = self.spoken(Chat(messages=({"role": "user", "content": "Hi"},), tool_use=ToolUse(tools=(tool,))))
+        try:
+            prompt = self.template.render(spoken.chat)
+        except InvalidRequest:  # a template may want what no client has asked for
+            prompt = ""
+        return self.reply(spoken, prompt) or ReplyForm()
+
+    def reply(self, spoken: SpokenChat, prompt: str) -> ReplyForm | None:
+        """How the answer to a rendered prompt is to be read; None for plain text."""
+        marks = self.reasoning
+        form = ReplyForm(
+            reasoning=None if marks is None else tuple(marks),
+            is_reasoning=marks is not None and (goes_on_thinking(spoken.chat) or marks.are_open(prompt)),
+            calls=None if spoken.calls is None else spoken.calls.form,
+            is_generic=spoken.is_generic,
+        )
+        return None if form == ReplyForm() else form
+
+
+def _check_continued(chat: Chat) -> None:
+    if not chat.continues_last:
+        return
+    roles = [message["role"] for message in chat.messages[-2:]]
+    if roles[-1:] != ["assistant"]:
+        raise InvalidRequest("only an assistant's message can be continued, and the last is none", param="messages")
+    if roles == ["assistant", "assistant"]:
+        raise InvalidRequest("of two messages of the assistant at the end none can be continued", param="messages")
+    if chat.messages[-1].get("tool_calls"):
+        raise InvalidRequest("a message that calls is at its end: it cannot be continued", param="messages")
+
+
+def _with_arguments(messages: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
+    """With the arguments of calls as objects, for templates that write their fields. What a model once wrote and is no
+    object stays the text that it is: most templates can show that, too."""
+    for message in messages:
+        calls = message.get("tool_calls")
+        yield {**message, "tool_calls": [_with_object(call) for call in calls]} if calls else message
+
+
+def _with_object(call: dict[str, Any]) -> dict[str, Any]:
+    function = call.get("function") or {}
+    return {**call, "function": {**function, "arguments": _object(function.get("arguments"))}}
+
+
+def _object(arguments: Any) -> Any:
+    if not arguments:
+        return {}
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        value = json.loads(arguments, parse_constant=_refused)
+    except (ValueError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
+
+def _refused(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON")
