@@ -1,7 +1,7 @@
 """OpenAI's responses: what makes one, how it looks, whole and as a stream that can be picked up anywhere.
 
-`fields` reads a request, with `inputs` and `tools`; `output` makes `items` of a reply; `body` is the object, `shape` its
-stream.
+`fields` reads a request, with `inputs` and `tools`; `output` makes `items` of a reply; `body` is the object, and
+`shape` its stream.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class TextItem:
         return self._place.event(f"{self._says}.{kind}", content_index=0, **more)
 
     def _item(self, status: Status, content: list[Json]) -> Json:
-        item = {"id": self._place.item_id, "type": self.kind, "status": status, "content": content}
+        item: Json = {"id": self._place.item_id, "type": self.kind, "status": status, "content": content}
         return item | ({"role": "assistant"} if self.kind == "message" else {"summary": []})
 
     def _part(self) -> Json:
