@@ -28,7 +28,7 @@ from api.openapi.description import ByMethod
 from api.outgoing import Outgoing
 from api.problems import on_error
 from api.profiles import Profiles
-from api.routes import adapters, docs, jobs, llamacpp, models, openai, props, responses, slots, status
+from api.routes import adapters, docs, jobs, llamacpp, metrics, models, openai, props, responses, slots, status
 from shared import telemetry
 from shared.bus import ADVICE, open_bus
 from shared.errors import BusUnavailable, SlotstreamError
@@ -51,6 +51,7 @@ ROUTES: list[BaseRoute] = [
     Route("/v1/models", models.index, methods=["GET"]),
     Route("/models", models.index, methods=["GET"]),
     Route("/v1/models/{model:path}", models.show, methods=["GET"]),
+    Route("/metrics", metrics.show, methods=["GET"]),
     Route("/props", ByMethod(GET=props.show, POST=props.change).answer, methods=["GET", "POST"]),
     Route("/slots", status.slots, methods=["GET"]),
     Route("/slots/{id_slot}", slots.act, methods=["POST"]),

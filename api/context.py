@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import Request
@@ -30,6 +31,8 @@ class Context:
     profiles: Profiles
     spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
     """Runs what must outlive a request; the app waits for it before it closes the bus. It must not raise."""
+    started_at: float = field(default_factory=time.time)
+    """Unix seconds."""
 
     @property
     def dialect(self) -> Dialect:

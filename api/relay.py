@@ -46,23 +46,25 @@ class JobResponse:
         shape: Callable[[Origin], Shape],
         *,
         is_stream: bool = False,
+        keep_alive_s: float | None = None,
         workers: Sequence[str | None] | None = None,
     ) -> None:
-        """`workers`: for whom alone each job is; None is for whoever takes it."""
+        """`keep_alive_s`: None is what the server was set to. `workers`: for whom alone each job is; None is for
+        whoever takes it."""
         self._context = context
         self._jobs = jobs
         self._workers = workers
         self._shape = shape
         self._is_stream = is_stream
+        self._keep_alive_s = context.settings.keep_alive_s if keep_alive_s is None else keep_alive_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {"X-Job-Id": self._jobs[0].id} if len(self._jobs) == 1 else {}
         async with made(self._context, self._jobs, self._workers) as source, Departure(receive):
             shape = self._shape(await self._origin())
             if self._is_stream:
-                settings = self._context.settings
-                early = await source.settle(settings.accept_wait_s)
-                await Stream(shape, headers, settings.keep_alive_s).run(source, send, early)
+                early = await source.settle(self._context.settings.accept_wait_s)
+                await Stream(shape, headers, self._keep_alive_s).run(source, send, early)
             else:
                 endings = await source.endings()
                 text = await rendered(endings, lambda: shape.body(endings))

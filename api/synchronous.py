@@ -53,4 +53,11 @@ async def answer_to(request: Request, ask: Ask, fields: dict[str, Any]) -> ASGIA
         )
         for pin in pins
     ]
-    return JobResponse(context, jobs, ask.shape, is_stream=ask.is_stream, workers=[pin.worker for pin in pins])
+    return JobResponse(
+        context,
+        jobs,
+        ask.shape,
+        is_stream=ask.is_stream,
+        keep_alive_s=ask.keep_alive_s,
+        workers=[pin.worker for pin in pins],
+    )

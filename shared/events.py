@@ -139,6 +139,8 @@ class Answer(Wire):
     prompt: str
     """The prompt as the model saw it, detokenized with its control tokens."""
     prompt_tokens: int
+    n_ctx: int = 0
+    """The most tokens that its context holds; 0 when its worker does not say."""
     stop_type: StopType
     stopping_word: str = ""
     truncated: bool = False

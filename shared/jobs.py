@@ -106,7 +106,7 @@ class Sampling(Wire):
     dry_multiplier: float = 0.0
     dry_base: float = 1.75
     dry_allowed_length: int = Field(2, ge=0)
-    dry_penalty_last_n: int = Field(-1, ge=-1)
+    dry_penalty_last_n: int = Field(64, ge=-1)
     dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
     mirostat: Literal[0, 1, 2] = 0
     mirostat_tau: float = 5.0

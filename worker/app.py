@@ -51,7 +51,7 @@ async def run(settings: WorkerSettings, make_engine: Callable[[EngineConfig, OnE
     try:
         async with open_bus(settings, name=worker_id) as bus:
             path = settings.origin.text if settings.origin else ""
-            announcer = Announcer(bus.presence, worker_id, names_of(settings), path, settings.parallel)
+            announcer = Announcer(bus, worker_id, names_of(settings), path, settings.parallel)
             async with _beside(announcer.run()):
                 try:
                     await _work(settings, bus, announcer, signals, make_engine)

@@ -170,6 +170,7 @@ class Registrar:
         return request.model_copy(
             update={
                 "n_predict": self._rules.limit(request),
+                "n_ctx": self._rules.n_ctx_of(request),
                 "n_keep": request.n_keep if request.n_keep < 0 else request.n_keep + n_system,
                 # What shows an image keeps it: a text with images ends where its context is full.
                 "shift": request.shift if request.media is None else False,

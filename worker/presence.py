@@ -1,4 +1,5 @@
-"""Says who this worker is and how it does, for `/health`, `/slots` and whoever looks for workers."""
+"""Says who this worker is, how it does and what it has done, for `/health`, `/slots`, `/metrics` and whoever looks for
+workers."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import contextlib
 import os
 import platform
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -16,14 +18,16 @@ from typing import Literal
 
 import structlog
 
-from shared.bus import AdapterCard, ModelCard, Presence, SlotState, WorkerState
+from shared.bus import AdapterCard, Bus, ModelCard, Recent, SlotState, WorkerState
 from shared.errors import BusUnavailable
+from shared.work import Work
 from worker.engine import Adapters, Defaults, Engine, EngineSnapshot
 
 EVERY_S = 0.5
 TTL_S = 10.0
 FAILURE_TTL_S = 60.0
 """How long it is known why a worker could not start."""
+RECENT_S = 60.0
 BUILD = f"llama-cpp-python {version('llama-cpp-python')}"
 
 log = structlog.get_logger(__name__)
@@ -34,10 +38,11 @@ Status = Literal["loading", "ready", "draining", "failed"]
 class Announcer:
     """Keeps this worker's entry fresh. The entry runs out by itself when the worker dies."""
 
-    def __init__(self, presence: Presence, worker_id: str, names: tuple[str, ...], path: str, n_slots: int) -> None:
+    def __init__(self, bus: Bus, worker_id: str, names: tuple[str, ...], path: str, n_slots: int) -> None:
         """`names` are what clients call the model, `path` is what it is loaded from."""
         self.worker_id = worker_id
-        self._presence = presence
+        self._presence, self._tally = bus.presence, bus.tally
+        self._recent = Window()
         self._n_slots = n_slots
         self._card = ModelCard(
             name=readable(names[0]),
@@ -90,7 +95,7 @@ class Announcer:
             while True:
                 self._changed.clear()
                 try:
-                    await self._presence.announce(self._state(), ttl_s=TTL_S)
+                    await self._announce()
                 except BusUnavailable as error:
                     log.debug("not announced", reason=error.message)
                 with contextlib.suppress(TimeoutError):
@@ -98,16 +103,27 @@ class Announcer:
         finally:
             await self._leave()
 
+    async def _announce(self) -> None:
+        """What it is comes first: the other does not replace anything, and waits for the next time."""
+        await self._presence.announce(self._state(), ttl_s=TTL_S)
+        work = self._snapshot().work
+        if work.n_decodes:
+            await self._tally.say(self.worker_id, self.name, work)
+
     async def _leave(self) -> None:
-        last_word = (
-            self._presence.announce(self._state(), ttl_s=FAILURE_TTL_S)
-            if self._status == "failed"
-            else self._presence.leave(self.worker_id)
-        )
         try:
-            await asyncio.wait_for(last_word, 1.0)
+            await asyncio.wait_for(self._say_goodbye(), 1.0)
         except (BusUnavailable, TimeoutError):
             log.debug("left without a word: the entry runs out by itself")
+
+    async def _say_goodbye(self) -> None:
+        if self._status == "failed":
+            await self._presence.announce(self._state(), ttl_s=FAILURE_TTL_S)
+            return
+        await self._presence.leave(self.worker_id)
+        work = self._snapshot().work
+        if work.n_decodes:
+            await self._tally.say(self.worker_id, self.name, work)
 
     def _state(self) -> WorkerState:
         snapshot = self._snapshot()
@@ -127,9 +143,32 @@ class Announcer:
             pid=os.getpid(),
             build=BUILD,
             tokens_per_second=round(snapshot.tokens_per_second, 2),
+            recent=self._recent.since(snapshot.work, time.monotonic()),
+            n_cells=snapshot.n_cells,
+            n_cells_used=snapshot.n_cells_used,
             batch=snapshot.batch.n_rows,
             decode_ms=round(snapshot.decode_ms, 3),
             gap_ms=round(snapshot.gap_ms_p50, 3),
+        )
+
+
+class Window:
+    """What was done in the last minute: the difference to what had been done by then."""
+
+    def __init__(self) -> None:
+        self._known: deque[tuple[float, Work]] = deque([(0.0, Work())])
+
+    def since(self, work: Work, now: float) -> Recent:
+        """`work` is all that was done until `now`, monotonic seconds."""
+        self._known.append((now, work))
+        while len(self._known) > 1 and self._known[1][0] <= now - RECENT_S:
+            self._known.popleft()
+        done = work - self._known[0][1]
+        return Recent(
+            prompt_tokens=done.n_prompt_tokens,
+            prompt_s=done.prompt_s,
+            predicted_tokens=done.n_predicted_tokens - done.n_begun,
+            predicted_s=done.predicted_s,
         )
 
 

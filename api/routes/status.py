@@ -14,7 +14,7 @@ from api.openapi.description import Reach, described
 from api.problems import body_of, response_to
 from api.schemas.strict import ClientFields
 from shared.bus import SlotState, WorkerState
-from shared.errors import BusUnavailable, NotReady, SlotstreamError
+from shared.errors import BusUnavailable, NotReady, NotSupported, SlotstreamError
 
 QUICK_LOOK_S = 0.05
 """A probe must be answered at once, so a second look at Redis may not take longer."""
@@ -62,14 +62,16 @@ async def health(request: Request) -> Response:
         "slots_idle": n_idle,
         "slots_processing": n_slots - n_idle,
     }
-    if "include_slots" in request.query_params:
+    if "include_slots" in request.query_params and context_of(request).settings.slots:
         body["slots"] = _slots_json(request)
     return json_response(body, 503 if is_full else 200, {"Retry-After": "1"} if is_full else None)
 
 
-@described("The slots of all workers", query=SlotsQuery, gives=list[answers.Slot], reach=Reach.FLEET)
+@described("The slots of all workers", query=SlotsQuery, gives=list[answers.Slot], reach=Reach.FLEET, fails=(501,))
 async def slots(request: Request) -> Response:
     fleet = context_of(request).fleet
+    if not context_of(request).settings.slots:
+        raise NotSupported("This server does not support slots endpoint. It was started with `--no-slots`")
     await fleet.look()
     if fleet.is_bus_away:
         return response_to(BusUnavailable(AWAY), request.scope)

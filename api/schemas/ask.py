@@ -64,6 +64,8 @@ class Ask:
     lane: Lane | None = None
     """None when the client does not say."""
     is_stream: bool = False
+    keep_alive_s: float | None = None
+    """Seconds of silence after which a stream says that it lives; None when the client does not say."""
     is_kept: bool = False
     """Whether its answer can be asked for again."""
     is_background: bool = False

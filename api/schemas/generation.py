@@ -5,6 +5,7 @@ Knows no prompt. How tokens are chosen is in `sampling`; what this build does no
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -92,8 +93,9 @@ class GenerationFields(ConstraintFields, LaneFields, SamplingFields):
     verbose: bool = False
     """Tells llama.cpp's own answer beside OpenAI's."""
     n_cache_reuse: Natural = 0
-    sse_ping_interval: Limit = -1
-    """Checked only, like `n_cache_reuse`: what they tune, this build does by itself."""
+    """Checked only: what is reused here is a common beginning, of any sequence that is in the cache."""
+    sse_ping_interval: Limit | None = None
+    """Seconds; none for 0 and -1."""
 
     @property
     def n_choices(self) -> int:
@@ -104,6 +106,13 @@ class GenerationFields(ConstraintFields, LaneFields, SamplingFields):
     def alternatives(self) -> int | None:
         """How many are told with each token; None when not even the token's own probability is asked for."""
         return self.n_probs if self.n_probs > 0 else None
+
+    @property
+    def keep_alive_s(self) -> float | None:
+        """Seconds of silence that a stream may have; None when the client does not say."""
+        if self.sse_ping_interval is None:
+            return None
+        return float(self.sse_ping_interval) if self.sse_ping_interval > 0 else math.inf
 
     def limit(self) -> int:
         """Tokens to generate at most, from the first of the three names that is given; -1 without one."""

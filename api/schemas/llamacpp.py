@@ -192,5 +192,6 @@ def _ask(typed: NativeFields, request: Completion | Infill, album: Album, shape:
         model=typed.model,
         lane=typed.lane,
         is_stream=typed.stream,
+        keep_alive_s=typed.keep_alive_s,
         album=album,
     )

@@ -101,6 +101,7 @@ def chat(fields: dict[str, Any], shape: MakesChatShape = ChatShape) -> Ask:
         model=typed.model,
         lane=typed.lane,
         is_stream=typed.stream,
+        keep_alive_s=typed.keep_alive_s,
         album=album,
     )
 
@@ -136,6 +137,7 @@ def completions(fields: dict[str, Any]) -> Ask:
         model=typed.model,
         lane=typed.lane,
         is_stream=typed.stream,
+        keep_alive_s=typed.keep_alive_s,
         album=pictures.album,
     )
 

@@ -201,7 +201,7 @@ class SamplingFields(ClientFields):
     dry_multiplier: Real = 0.0
     dry_base: Annotated[Real, AfterValidator(lambda base: base if base >= 1 else 1.75)] = 1.75
     dry_allowed_length: Natural = 2
-    dry_penalty_last_n: Limit = -1
+    dry_penalty_last_n: Limit = 64
     dry_sequence_breakers: Annotated[tuple[str, ...], PlainValidator(_breakers, Breakers)] = ("\n", ":", '"', "*")
     mirostat: Annotated[Whole, _within(0, 2)] = 0
     mirostat_tau: Real = 5.0

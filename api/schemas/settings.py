@@ -17,8 +17,9 @@ RANDOM_SEED = 0xFFFFFFFF
 
 
 def settings_json(request: Generation, answer: Answer, *, model: str, is_stream: bool) -> dict[str, Any]:
-    """What only the worker knew, the seed and what ends a generation, is told by the answer."""
-    return _settings_json(request, model=model, seed=answer.seed, banned=answer.banned, is_stream=is_stream)
+    """What only the worker knew, the context, the seed and what ends a generation, is told by the answer."""
+    told = _settings_json(request, model=model, seed=answer.seed, banned=answer.banned, is_stream=is_stream)
+    return {"n_ctx": answer.n_ctx, **told}
 
 
 def default_settings_json(model: str) -> dict[str, Any]:

@@ -22,10 +22,11 @@ from shared.bus.embedded import EmbeddedServer
 from shared.bus.keys import Keys
 from shared.bus.lease import LeaseKeeper
 from shared.bus.outbox import Outbox, OutboxRow
-from shared.bus.presence import AdapterCard, ModelCard, Presence, SlotState, WorkerState
+from shared.bus.presence import AdapterCard, ModelCard, Presence, Recent, SlotState, WorkerState
 from shared.bus.queue import Chunk, Claimed, JobPage, Lease, Queue, Receipt, Verdict, Wake, Wanted
 from shared.bus.script import ask
 from shared.bus.subscriber import Listener, Subscriber
+from shared.bus.tally import Tally
 from shared.bus.tokenlog import LogEvent, Reader, TokenLog
 from shared.errors import BusUnavailable
 from shared.settings import BusSettings, ConfigError
@@ -48,7 +49,9 @@ __all__ = [
     "Queue",
     "Reader",
     "Receipt",
+    "Recent",
     "SlotState",
+    "Tally",
     "TokenLog",
     "Verdict",
     "Wake",
@@ -76,6 +79,7 @@ class Bus:
         self.queue = Queue(settings, keys, link, subscriber)
         self.log = TokenLog(keys, link, subscriber)
         self.presence = Presence(keys, link)
+        self.tally = Tally(keys, link)
         self.outbox = Outbox(keys, link)
 
     async def ping(self) -> None:

@@ -103,6 +103,10 @@ class Keys:
     def model(self, name: str) -> str:
         return f"{self.namespace}:model:{part(name)}"
 
+    def totals(self, name: str) -> str:
+        """What the workers of a model have done."""
+        return f"{self.namespace}:totals:{part(name)}"
+
     @property
     def layout(self) -> str:
         """How many partitions there are: all must agree."""

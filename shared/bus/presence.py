@@ -91,6 +91,16 @@ class ModelCard(Wire):
     are sent meanwhile comes after what they adopt."""
 
 
+class Recent(Wire):
+    """What a worker did in the last minute, in the times that it took: added up over all its slots."""
+
+    prompt_tokens: int = 0
+    prompt_s: float = 0.0
+    predicted_tokens: int = 0
+    """Without first ones, whose time is that of their prompts."""
+    predicted_s: float = 0.0
+
+
 class WorkerState(Wire):
     """What a worker says of itself every few seconds."""
 
@@ -116,6 +126,10 @@ class WorkerState(Wire):
     pid: int
     build: str
     tokens_per_second: float = 0.0
+    recent: Recent = Recent()
+    n_cells: int = 0
+    """Of its cache: all slots together have so many tokens in it at most."""
+    n_cells_used: int = 0
     batch: int = 0
     """Rows of the last decode."""
     decode_ms: float = 0.0

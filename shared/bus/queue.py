@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 from typing import Literal, NamedTuple
 from urllib.parse import unquote
 
@@ -39,6 +40,9 @@ TRIES = 4
 
 IMAGE_BYTES = 4096
 """That an image counts for when tenants are compared, however large its file is: a model sees some hundred tokens."""
+
+LINES = ("interactive", "bulk", "inputs", "bulk_inputs", "quick", "own")
+"""Where jobs wait: the lanes, what needs no slot, and what is meant for one worker."""
 
 UNKNOWN_LENGTH = 512
 """Tokens that a request without a limit is taken to ask for, when tenants are compared."""
@@ -233,6 +237,17 @@ class Queue:
         if fingerprint != _fingerprint(job):
             raise IdempotencyConflict(KEY_WAS_USED)
         return Receipt(owner, False)
+
+    async def lines(self, models: Sequence[str]) -> list[dict[str, int]]:
+        """How many jobs wait in each line of each of these models. Raises BusUnavailable."""
+        loads = [(self._keys.load(k, model)) for model in models for k in range(self._keys.partitions)]
+        fields = [f"queued:{line}" for line in LINES]
+        replies = iter(await ask(self._link, [("HMGET", load, *fields) for load in loads]) if loads else ())
+        counts = [list(islice(replies, self._keys.partitions)) for _ in models]
+        return [
+            {line: sum(max(0, int(count or 0)) for count in column) for line, *column in zip(LINES, *rows, strict=True)}
+            for rows in counts
+        ]
 
     async def check_accepts(self) -> None:
         """Returns when a new job would be taken. Raises BusUnavailable when the server is away, is full, only reads or

@@ -48,7 +48,7 @@ class Worker:
             on_lost=lambda lease: loop.call_soon_threadsafe(self.publisher.lose, lease) and None,
         )
         self.publisher.attach(self.engine, self._keeper)
-        self._announcer = Announcer(bus.presence, name, ("m",), "m.gguf", self.engine.config.n_slots)
+        self._announcer = Announcer(bus, name, ("m",), "m.gguf", self.engine.config.n_slots)
         self._bus, self._name, self._lease_s = bus, name, settings.lease_s
         self._tasks: list[asyncio.Task[None]] = []
 

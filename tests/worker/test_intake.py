@@ -226,17 +226,17 @@ def test_a_breaker_is_found_in_every_token_that_has_it_or_begins_it(registrar: R
 
 
 def test_a_request_overrides_the_default_length_and_the_greatest_caps_it(model: Model) -> None:
-    def limits(**rules: int) -> list[int]:
+    def limits(*, is_capped: bool = False, **rules: int) -> list[int]:
         ruled = Registrar(model, Rules(n_ctx=64, **rules))
-        return [
-            generations(admit(ruled, kind="completion", prompts=["a"], n_predict=asked))[0].request.n_predict
-            for asked in (-1, 0, 5, 50)
-        ]
+        asked = {"kind": "completion", "prompts": ["a"], "is_capped": is_capped}
+        return [generations(admit(ruled, **asked, n_predict=n))[0].request.n_predict for n in (-1, 0, 5, 50)]
 
     assert limits() == [-1, 0, 5, 50]
     assert limits(n_predict=9) == [9, 0, 5, 50]
     assert limits(n_predict_max=20) == [20, 0, 5, 20]
     assert limits(n_predict=30, n_predict_max=20) == [20, 0, 5, 20]
+    assert limits(n_predict=9, is_capped=True) == [9, 0, 5, 9]
+    assert limits(is_capped=True) == [-1, 0, 5, 50]
 
 
 def test_a_retry_goes_on_behind_what_was_produced(registrar: Registrar) -> None:

@@ -80,7 +80,7 @@ async def test_what_a_sampler_remembers_outlives_its_worker(bus: Bus, hire: Call
 async def test_a_prompt_is_computed_once_for_all_its_choices(bus: Bus, hire: Callable[..., Any]) -> None:
     worker = await hire()
     heard = await heard_of(bus, Completion(prompts=("Once " * 80,), n=10, n_predict=4, sampling=WILD))
-    assert worker.engine.snapshot().n_prompt_tokens <= 400 + 9
+    assert worker.engine.snapshot().work.n_prompt_tokens <= 400 + 9
     assert [answer.timings.prompt_n for answer in heard.answers] == [400] + [1] * 9
 
 
@@ -97,7 +97,7 @@ async def test_a_job_of_many_sequences_lets_another_in_between_and_ends_when_it_
         await many.to_the_end()
     assert many.finished and many.finished.status == "cancelled"
     await worker.has_free_slots(2)
-    assert worker.engine.snapshot().n_predicted_tokens < 128 * 40
+    assert worker.engine.snapshot().work.n_predicted_tokens < 128 * 40
 
 
 async def test_a_cancelled_job_frees_all_its_slots(bus: Bus, hire: Callable[..., Any]) -> None:
@@ -110,7 +110,7 @@ async def test_a_cancelled_job_frees_all_its_slots(bus: Bus, hire: Callable[...,
         await heard.to_the_end()
     assert heard.finished and heard.finished.status == "cancelled"
     await worker.has_free_slots(4)
-    assert worker.engine.snapshot().n_predicted_tokens < 4 * 2000
+    assert worker.engine.snapshot().work.n_predicted_tokens < 4 * 2000
 
 
 async def test_a_sequence_that_fails_ends_its_job_and_the_work_on_the_others(
@@ -127,4 +127,4 @@ async def test_a_sequence_that_fails_ends_its_job_and_the_work_on_the_others(
     assert (heard.finished.status, heard.finished.failure.code) == ("failed", "engine_failed")
     assert (await neighbour).answers[0].timings.predicted_n == LONG
     await worker.has_free_slots(4)
-    assert worker.engine.snapshot().n_predicted_tokens < 3 * 2000
+    assert worker.engine.snapshot().work.n_predicted_tokens < 3 * 2000

@@ -10,6 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -181,9 +182,9 @@ class Engine:
             gap_ms_p50=meter.gap_ms_p50,
             decode_ms=meter.decode_ms,
             tokens_per_second=meter.tokens_per_second(time.monotonic()),
-            n_prompt_tokens=meter.n_prompt_tokens,
-            n_prompt_tokens_cached=meter.n_prompt_tokens_cached,
-            n_predicted_tokens=meter.n_predicted_tokens,
+            work=replace(meter.work),
+            n_cells=self._cells.n_cells,
+            n_cells_used=self._cells.n_cells - self._cells.n_free,
         )
 
     def _count(self, change: int) -> None:
@@ -365,6 +366,8 @@ class Engine:
         """The decode succeeded: commit the plan, choose the next token of every sequence that can have one."""
         now = time.monotonic()
         self._schedule.decoded()
+        if pieces and pieces[0].rows is None:
+            self._meter.computed(len(pieces))
         if any(sequence.is_bulk for sequence, _ in plan.shares):
             self._n_interruptions = 0
         rows: list[Sequence] = []
@@ -385,25 +388,28 @@ class Engine:
             [sequence.n_prompt + sequence.n_decoded for sequence in sequences],
         )
         spoiled: list[Sequence] = []
+        n_chosen = 0
         for row, sequence, choice in zip(logits, sequences, choices, strict=True):
             if choice.token != NO_TOKEN:
                 self._choose(sequence, choice, now)
+                n_chosen += 1
             elif (row < np.inf).all():  # which NaN is not
                 self._end(sequence, _without_choice(sequence))
             else:
                 spoiled.append(sequence)
         if spoiled:
             self._recovery.spoiled(spoiled, has_sound=len(spoiled) < len(choices))
-        self._meter.chose(len(choices) - len(spoiled), now)
+        self._meter.chose(n_chosen, now)
 
     def _commit(self, sequence: Sequence, n_tokens: int, now: float) -> None:
         self._cells.computed(sequence.resident, n_tokens)
         sequence.served(now)
+        self._meter.work.n_tokens_most = max(self._meter.work.n_tokens_most, sequence.n_cached)
         if sequence.phase is not Phase.PREFILL:
             return
-        self._meter.n_prompt_tokens += n_tokens
+        self._meter.prompted(n_tokens, sequence.clock.lap(now))
         if not sequence.is_told_of:
-            self._meter.n_prompt_tokens_cached += sequence.n_reused
+            self._meter.work.n_prompt_tokens_cached += sequence.n_reused
             self._tell(sequence, sequence.n_reused, sequence.clock.started)
         if sequence.n_prompt_cached > sequence.n_told:
             self._tell(sequence, sequence.n_prompt_cached, now)
@@ -416,6 +422,9 @@ class Engine:
         self._lines.append(Prefilled(sequence, n_processed, at))
 
     def _choose(self, sequence: Sequence, choice: Choice, now: float) -> None:
+        if sequence.is_awaited:
+            self._meter.began(sequence.clock.queue_ms)
+        self._meter.predicted(sequence.clock.lap(now))
         sequence.choose(choice.token, now)
         self._lines.append(Chosen(sequence, choice, sequence.sampler.memory, sequence.ending, now))
 
@@ -456,13 +465,15 @@ class Engine:
         self._scribe.hand(self._take_lines())
         started = time.monotonic()
         done = self._embedder.embed(tasks)
+        took_s = time.monotonic() - started
         n_tokens = min(sum(len(task.tokens) for task in tasks), self.input_rules.n_at_once)
-        self._input_pace.observe(0, n_tokens, (time.monotonic() - started) * 1e3)
+        self._input_pace.observe(0, n_tokens, took_s * 1e3)
+        self._meter.computed(len(tasks))
+        self._meter.prompted(sum(len(task.tokens) for task, result in done if not isinstance(result, Failure)), took_s)
         self._stop(self._scribe.collect())
         for task, result in done:
             self._to_embed.drop(task)
             self._lines.append(Said(task.key, result))
-            self._meter.n_prompt_tokens += len(task.tokens)
         return n_tokens
 
     def _retire(self) -> None:

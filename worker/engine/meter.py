@@ -1,4 +1,5 @@
-"""How the loop does: our time between decodes, llama.cpp's time in them, tokens by the second. Knows numbers only.
+"""How the loop does: our time between decodes, llama.cpp's time in them, tokens by the second, and what was done in
+all. Knows numbers only.
 
 Written by the decode thread; the properties may be read from any thread.
 """
@@ -7,6 +8,8 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
+
+from shared.work import Work
 
 WINDOW_S = 5.0
 SMOOTHING = 0.1
@@ -17,9 +20,7 @@ class Meter:
         self.steps = 0
         self.gap_ms = 0.0
         self.decode_ms = 0.0
-        self.n_prompt_tokens = 0
-        self.n_prompt_tokens_cached = 0
-        self.n_predicted_tokens = 0
+        self.work = Work()
         self._gaps: deque[float] = deque(maxlen=512)
         self._chosen: deque[tuple[float, int]] = deque(maxlen=4096)
         self._decoded_at: float | None = None
@@ -39,9 +40,28 @@ class Meter:
         self.decode_ms += SMOOTHING * (decode_ms - self.decode_ms) if self.decode_ms else decode_ms
         self._decoded_at = ended
 
+    def computed(self, n_slots: int) -> None:
+        """A decode succeeded in which so many slots had a part."""
+        self.work.n_decodes += 1
+        self.work.n_busy_slots += n_slots
+
+    def prompted(self, n_tokens: int, took_s: float) -> None:
+        """More of a prompt is in the cache, or of an input was embedded."""
+        self.work.n_prompt_tokens += n_tokens
+        self.work.prompt_s += took_s
+
+    def began(self, queue_ms: float) -> None:
+        """A sequence came to its first token, having waited so long for its slot."""
+        self.work.n_begun += 1
+        self.work.queue_s += queue_ms / 1e3
+
+    def predicted(self, took_s: float) -> None:
+        """The next token of a sequence was chosen, so long after the one before."""
+        self.work.n_predicted_tokens += 1
+        self.work.predicted_s += took_s
+
     def chose(self, n_tokens: int, now: float) -> None:
         """So many tokens were chosen in this step."""
-        self.n_predicted_tokens += n_tokens
         self._chosen.append((now, n_tokens))
 
     @property

@@ -224,6 +224,7 @@ def answer(
         ids=tuple(transcript.ids),
         prompt=_prompt_text(task, detokenize),
         prompt_tokens=len(task.prompt),
+        n_ctx=task.request.n_ctx or 0,
         stop_type=ending.stop_type,
         stopping_word=transcript.stopping_word,
         truncated=ending.is_truncated or task.is_truncated or has_shifted,

@@ -5,7 +5,7 @@ Knows its cells and its sampler; nothing of batches, of llama.cpp or of text, wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
@@ -76,6 +76,16 @@ class Clock:
     """It got its slot."""
     prompted: float = 0.0
     """The whole prompt was in the cache, and with it the first token."""
+    counted: float = field(init=False)
+    """Time until then is counted as somebody's work."""
+
+    def __post_init__(self) -> None:
+        self.counted = self.started
+
+    def lap(self, now: float) -> float:
+        """Seconds since this was last asked, or since the start."""
+        took_s, self.counted = now - self.counted, now
+        return took_s
 
 
 @dataclass(slots=True, eq=False)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from shared.work import Work
 from worker.engine.plan import Plan
 from worker.engine.sequence import Sequence
 from worker.engine.task import SequenceKey
@@ -104,9 +105,9 @@ class EngineSnapshot:
     """Time inside llama.cpp per decode: moving average."""
     tokens_per_second: float = 0.0
     """Tokens generated per second by all slots together, over the last seconds."""
-    n_prompt_tokens: int = 0
-    """Prompt tokens computed since the start."""
-    n_prompt_tokens_cached: int = 0
-    """Prompt tokens reused since the start."""
-    n_predicted_tokens: int = 0
-    """Tokens generated since the start."""
+    work: Work = field(default_factory=Work)
+    """All that was done since the start."""
+    n_cells: int = 0
+    """Of the cache."""
+    n_cells_used: int = 0
+    """Also by those that are idle: what they hold may be reused."""

@@ -23,6 +23,7 @@ def response(fields: dict[str, Any]) -> Ask:
         model=typed.model,
         lane=typed.lane,
         is_stream=typed.stream,
+        keep_alive_s=typed.keep_alive_s,
         is_kept=typed.store,
         is_background=typed.background,
         metadata=typed.metadata,

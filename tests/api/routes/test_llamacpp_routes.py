@@ -303,6 +303,18 @@ async def test_silence_is_filled_with_comments_after_the_wait_for_a_worker(
     assert [piece["content"] for piece in data(lines)] == ["a", "b", ""]
 
 
+async def test_a_client_may_say_after_how_many_seconds_of_silence_there_is_a_comment(
+    api: Api, worker: ScriptedWorker
+) -> None:
+    lines: list[str] = []
+    request = {"prompt": "read a", "stream": True, "sse_ping_interval": 1}
+    async with asyncio.timeout(10), api.client.stream("POST", "/completion", json=request) as response:
+        async for line in response.aiter_lines():
+            lines.append(line)
+            worker.go.set()
+    assert lines[0] == ": keep-alive"
+
+
 async def test_a_long_prompt_whose_progress_nobody_asked_for_is_silence_too(
     settings: ApiSettings, worker: ScriptedWorker
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -383,3 +384,12 @@ def test_a_system_prompt_of_the_wrong_kind_is_refused_by_name(given: Any, name: 
     with pytest.raises(InvalidRequest) as caught:
         completion({"prompt": "x", "system_prompt": given})
     assert caught.value.param == name
+
+
+@pytest.mark.parametrize(("given", "keep_alive_s"), [(None, None), (7, 7.0), (0, math.inf), (-1, math.inf)])
+@pytest.mark.parametrize("read_body", [completion, completions, chat])
+def test_how_long_a_stream_may_be_silent_is_the_clients_to_say(
+    read_body: Any, given: int | None, keep_alive_s: float | None
+) -> None:
+    fields = {"prompt": "x", "messages": [{"role": "user", "content": "x"}], "sse_ping_interval": given}
+    assert read_body(fields).keep_alive_s == keep_alive_s

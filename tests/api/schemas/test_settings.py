@@ -22,7 +22,7 @@ TODAY = {
     *("reasoning_format", "reasoning_in_content", "generation_prompt", "samplers", "speculative.types"),
     *("timings_per_token", "post_sampling_probs", "backend_sampling", "lora"),
 }
-OF_2024 = {"model", "tfs_z", "penalize_nl", "penalty_prompt_tokens", "use_penalty_prompt_tokens"}
+OF_2024 = {"n_ctx", "model", "tfs_z", "penalize_nl", "penalty_prompt_tokens", "use_penalty_prompt_tokens"}
 
 
 def settings(request: Generation, *banned: int) -> dict[str, Any]:

@@ -111,7 +111,7 @@ def test_prompts_that_come_together_compute_their_prefix_once(byte_model: Path) 
     tasks = [task(f"job{index}", [*shared, 65 + index, 66], n_predict=12) for index in range(4)]
     with Recorded(config(byte_model, n_batch=64)) as engine:
         answers = engine.run(*tasks)
-        computed = engine.engine.snapshot().n_prompt_tokens
+        computed = engine.engine.snapshot().work.n_prompt_tokens
     assert computed == 240 + 4 * 2
     assert sorted(answer.timings.cache_n for answer in answers) == [0, 240, 240, 240]
     for index, answer in enumerate(answers):
@@ -408,8 +408,8 @@ def test_the_engine_measures_itself(byte_model: Path) -> None:
         engine.run(task("a", prompt(30), n_predict=50))
         snapshot = engine.engine.snapshot()
     assert snapshot.steps >= 50
-    assert snapshot.n_predicted_tokens == 50
-    assert snapshot.n_prompt_tokens == 30
+    assert snapshot.work.n_predicted_tokens == 50
+    assert snapshot.work.n_prompt_tokens == 30
     assert snapshot.tokens_per_second > 0
     assert 0 < snapshot.gap_ms_p50 < 50
     assert snapshot.decode_ms > 0

@@ -69,7 +69,7 @@ def test_a_person_takes_a_slot_of_bulk_at_once_and_bulk_says_what_it_would_have(
         assert not engine.has_ended("b0")
         assert not engine.has_ended("b1")
         answers = [engine.answer(each.key.job_id) for each in tasks]
-        assert engine.engine.snapshot().n_prompt_tokens == 30 + 50 + 20
+        assert engine.engine.snapshot().work.n_prompt_tokens == 30 + 50 + 20
         assert engine.engine.snapshot().n_parked == 0
         assert engine.engine.free_slots() == 2
         for answer in answers:
@@ -105,7 +105,7 @@ def test_bulk_parked_within_its_prompt_tells_of_it_once(byte_model: Path) -> Non
         engine.answer("person")
         answer = engine.answer("b0")
         processed = [event.processed for event in engine.events("b0") if isinstance(event, Progress)]
-        assert engine.engine.snapshot().n_prompt_tokens == 420
+        assert engine.engine.snapshot().work.n_prompt_tokens == 420
     assert list(answer.ids) == plain_greedy(byte_model, prompt(400), 20, banned=[BYTE_EOS])
     assert (processed[0], processed[-1]) == (0, 400)
     assert all(before < after for before, after in pairwise(processed))

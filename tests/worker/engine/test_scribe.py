@@ -35,7 +35,7 @@ def test_time_ends_a_text_once_a_line_was_begun(byte_model: Path) -> None:
         assert free.timings.predicted_n == short.timings.predicted_n == 300
         assert (hurried.has_new_line, free.has_new_line) == (True, False)
         # One more was chosen before the engine knew.
-        assert engine.engine.snapshot().n_predicted_tokens - 600 - hurried.timings.predicted_n in (0, 1)
+        assert engine.engine.snapshot().work.n_predicted_tokens - 600 - hurried.timings.predicted_n in (0, 1)
 
 
 def test_a_line_without_indentation_ends_the_text_and_what_was_decoded_meanwhile_is_dropped(byte_model: Path) -> None:

@@ -83,7 +83,7 @@ def test_the_choices_of_one_job_share_their_prompt(byte_model: Path) -> None:
         engine.submit(*choices)
         engine.wait_for(lambda: len([each for each in engine._events["job"] if isinstance(each, Answer)]) == 5)
         answers = [each for each in engine.events("job") if isinstance(each, Answer)]
-        assert engine.engine.snapshot().n_prompt_tokens == len(prompt) + 4
+        assert engine.engine.snapshot().work.n_prompt_tokens == len(prompt) + 4
     assert sorted(answer.index for answer in answers) == list(range(5))
     assert sorted(answer.timings.prompt_n for answer in answers) == [1, 1, 1, 1, len(prompt)]
     expected = plain_greedy(byte_model, prompt, 20, banned=[BYTE_EOS], **EXACT)

@@ -107,10 +107,10 @@ def test_a_prompt_that_ends_in_an_image_is_reused_as_far_as_no_image_is_cut(eye:
 
 def test_two_that_come_at_once_with_one_image_compute_it_once(eye: Eye) -> None:
     parts = ("Two at once: ", picture(14), "x" * 40)
-    n_before = eye.engine.engine.snapshot().n_prompt_tokens
+    n_before = eye.engine.engine.snapshot().work.n_prompt_tokens
     first, second = eye.engine.run(unique(eye, *parts), unique(eye, *parts))
     assert first.text == second.text
-    assert eye.engine.engine.snapshot().n_prompt_tokens - n_before == first.prompt_tokens + 1
+    assert eye.engine.engine.snapshot().work.n_prompt_tokens - n_before == first.prompt_tokens + 1
 
 
 def test_images_beside_streams_change_nobodys_text(eye: Eye) -> None:

@@ -79,7 +79,7 @@ class Cells:
         grouping: Grouping = UNGROUPED,
     ) -> None:
         self._cache = cache
-        self._n_cells = n_cells
+        self.n_cells = n_cells
         self._account = Account(n_cells, n_ids)
         self._grouping = grouping
         self._can_rewind = can_rewind and grouping.n == 1
@@ -99,7 +99,7 @@ class Cells:
         held = [(holder.seq_id, holder.n_cached) for holder in holders if holder.seq_id != NOWHERE]
         if prefix.source is not None:
             held.append((prefix.source.seq_id, prefix.n_cached))
-        return self._n_cells - self._account.n_held(held)
+        return self.n_cells - self._account.n_held(held)
 
     def prefix(self, known: Ids, scales: Scales = (), *, is_patient: bool = False, slot: int = NO_SLOT) -> Prefix:
         """The most that a sequence with these tokens can have of others that are computed with the same scales, now
