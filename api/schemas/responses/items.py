@@ -103,8 +103,8 @@ class TextItem:
         return self._place.event(f"{self._says}.{kind}", content_index=0, **more)
 
     def _item(self, status: Status, content: list[Json]) -> Json:
-        item: Json = {"id": self._place.item_id, "type": self.kind, "status": status, "content": content}
-        return item | ({"role": "assistant"} if self.kind == "message" else {"summary": []})
+        own: Json = {"role": "assistant"} if self.kind == "message" else {"summary": []}
+        return {"id": self._place.item_id, "type": self.kind, "status": status, **own, "content": content}
 
     def _part(self) -> Json:
         part: Json = {"type": self._says, "text": self._text.text}
