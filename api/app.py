@@ -28,7 +28,7 @@ from api.openapi.description import ByMethod
 from api.outgoing import Outgoing
 from api.problems import on_error
 from api.profiles import Profiles
-from api.routes import adapters, docs, jobs, llamacpp, metrics, models, openai, props, responses, slots, status
+from api.routes import adapters, docs, jobs, llamacpp, metrics, models, ollama, openai, props, responses, slots, status
 from shared import telemetry
 from shared.bus import ADVICE, open_bus
 from shared.errors import BusUnavailable, SlotstreamError
@@ -78,6 +78,21 @@ ROUTES: list[BaseRoute] = [
     Route("/v1/responses/{response_id}/cancel", responses.cancel, methods=["POST"]),
     Route("/responses/{response_id}/cancel", responses.cancel, methods=["POST"]),
     Route("/v1/embeddings", openai.embeddings, methods=["POST"]),
+    Route("/", ollama.root, methods=PROBE),
+    Route("/api/version", ollama.version, methods=PROBE),
+    Route("/api/tags", ollama.tags, methods=PROBE),
+    Route("/api/ps", ollama.ps, methods=["GET"]),
+    Route("/api/show", ollama.show, methods=["POST"]),
+    Route("/api/generate", ollama.generate, methods=["POST"]),
+    Route("/api/chat", ollama.chat, methods=["POST"]),
+    Route("/api/embed", ollama.embed, methods=["POST"]),
+    Route("/api/embeddings", ollama.embeddings, methods=["POST"]),
+    Route("/api/pull", ollama.manage, methods=["POST"]),
+    Route("/api/push", ollama.manage, methods=["POST"]),
+    Route("/api/create", ollama.manage, methods=["POST"]),
+    Route("/api/copy", ollama.manage, methods=["POST"]),
+    Route("/api/delete", ollama.manage, methods=["DELETE"]),
+    Route("/api/blobs/{digest}", ollama.manage, methods=["HEAD", "POST"]),
     Route("/v1/jobs", ByMethod(GET=jobs.index, POST=jobs.create).answer, methods=["GET", "POST"]),
     Route("/v1/jobs/{job_id}", jobs.show, methods=["GET"]),
     Route("/v1/jobs/{job_id}/cancel", jobs.cancel, methods=["POST"]),

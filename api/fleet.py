@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
 import structlog
@@ -27,6 +27,8 @@ INSPECT_EVERY_S = 30.0
 AWAY = "Redis cannot be reached"
 THERE = ("loading", "ready")
 """How a worker stands that takes jobs, or will."""
+
+LATEST = ":latest"
 
 State = Literal["ok", "loading model", "load failed", "no worker", "redis unavailable"]
 
@@ -236,10 +238,14 @@ class Fleet:
         slots = [(worker.id, slot.id) for worker in ready for slot in worker.slots]
         return Slot(*slots[number % len(slots)], number % len(slots)) if slots else None
 
-    def can_see(self, model: str) -> bool:
-        """Whether a model may be shown images: a worker has a projector for it, or none is there to say otherwise."""
+    def can(self, model: str, ability: Callable[[ModelCard], bool]) -> bool:
+        """Whether a worker of a model has an ability, or none is there to say otherwise."""
         cards = [worker.model for worker in self.loaded(model)]
-        return not cards or any(card.has_vision for card in cards)
+        return not cards or any(map(ability, cards))
+
+    def can_see(self, model: str) -> bool:
+        """Whether a model may be shown images."""
+        return self.can(model, lambda card: card.has_vision)
 
     def loaded(self, model: str) -> list[WorkerState]:
         """The workers of a model that are past loading it, sorted by id."""
@@ -248,11 +254,20 @@ class Fleet:
     def _match(self, asked: str | None) -> str | None:
         """A name that we know means that model, also while its workers are away: another would answer wrongly. Any
         other name means the only one that is served."""
-        if asked in self.models:
-            return asked
         serving = self.serving()
-        meant = next((name for name, card in serving.items() if asked in card.aliases), None)
-        return meant or (next(iter(serving)) if len(serving) == 1 else None)
+        for spelled in _spellings(asked):
+            if spelled in self.models:
+                return spelled
+            if meant := next((name for name, card in serving.items() if spelled in card.aliases), None):
+                return meant
+        return next(iter(serving)) if len(serving) == 1 else None
+
+
+def _spellings(name: str | None) -> tuple[str, ...]:
+    """A name as it is asked for, and as clients of ollama write it, or need not: without a tag the latest is meant."""
+    if not name:
+        return ()
+    return name, name.removesuffix(LATEST) if name.endswith(LATEST) else name + LATEST
 
 
 def _stage(worker: WorkerState) -> tuple[float, str]:

@@ -14,18 +14,26 @@ SPACE: Final = " \t\r\n"
 MOST_SPACE: Final = 64
 """Characters of white space that a mark may have in one place. With more of them it is none."""
 
+NAME_PATTERN: Final = r"[\w.:/-]{1,128}"
+"""What a function may be called. OpenAI's have at most 64 letters, digits, `_` and `-`; others' have dots, too."""
+
 NAME: Final = "\0name"
-"""A piece: the name of a function. OpenAI's have at most 64 letters, digits, `_` and `-`; others' have dots, too."""
+"""A piece: the name of a function."""
 OBJECT: Final = "\0object"
 """A piece: a brace must follow, which is not the mark's."""
 MEMBERS: Final = "\0members"
 """A piece: more members of the object that a brace closes, such as an id, or none."""
 
 _SPACED: Final = rf"[{SPACE}]{{0,{MOST_SPACE}}}"
-_SPECIAL: Final = {NAME: r"(?P<name>[\w.:/-]{1,128})", OBJECT: r"(?=\{)", MEMBERS: r"(?:,[^{}\[\]]{0,128})?"}
+_SPECIAL: Final = {NAME: f"(?P<name>{NAME_PATTERN})", OBJECT: r"(?=\{)", MEMBERS: r"(?:,[^{}\[\]]{0,128})?"}
 _AFTER: Final = "{[,:"
 """Signs of JSON behind which white space means nothing."""
 _BEFORE: Final = "}],:"
+
+
+def is_name(text: str) -> bool:
+    """Whether a function that is called so is found in a text."""
+    return re.fullmatch(NAME_PATTERN, text) is not None
 
 
 class Found(NamedTuple):

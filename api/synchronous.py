@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
@@ -24,14 +22,12 @@ async def spoken(request: Request) -> ASGIApp:
 
 
 async def answer(request: Request, read: Reader) -> ASGIApp:
-    """Reads the request's body, and answers it."""
-    fields = await read_body(request, context_of(request).max_body)
-    return await answer_to(request, read(fields), fields)
+    """Everything that can be refused without a worker is refused before anything is queued."""
+    return await answer_to(request, read(await read_body(request, context_of(request).max_body)))
 
 
-async def answer_to(request: Request, ask: Ask, fields: dict[str, Any]) -> ASGIApp:
-    """`ask` is what was read of `fields`. Everything that can be refused without a worker is refused before anything is
-    queued."""
+async def answer_to(request: Request, ask: Ask) -> ASGIApp:
+    """The same where the body was read, and something else could have been asked."""
     context = context_of(request)
     model = await context.fleet.resolve_staffed(ask.model)
     ask = await place_images(context, ask, model)
@@ -47,8 +43,8 @@ async def answer_to(request: Request, ask: Ask, fields: dict[str, Any]) -> ASGIA
             deadline_s=context.settings.deadline_s,
             endpoint=path_of(request),
             compat=context.dialect.name,
-            is_durable=ask.is_kept,
-            body=kept_body(fields, ask) if ask.is_kept else None,
+            is_durable=ask.kept_fields is not None,
+            body=kept_body(ask.kept_fields, ask) if ask.kept_fields is not None else None,
             metadata=dict(ask.metadata),
         )
         for pin in pins

@@ -443,7 +443,10 @@ class Job(Wire):
 
     @property
     def is_constrained(self) -> bool:
-        return isinstance(self.request, Generation) and self.request.constraint is not None
+        """Whether a grammar has to be made for it."""
+        request = self.request
+        has_tools = isinstance(request, Chat) and request.tool_use is not None
+        return has_tools or (isinstance(request, Generation) and request.constraint is not None)
 
     @property
     def has_images(self) -> bool:

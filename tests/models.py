@@ -25,6 +25,7 @@ __all__ = [
     "tiny_model",
     "write_adapter",
     "write_byte_model",
+    "write_calling_model",
     "write_demo_vocab_model",
     "write_encoder_model",
     "write_infill_model",
@@ -62,6 +63,14 @@ def write_infill_model(path: Path, *, n_layers: int = 1, n_ctx_train: int = 2048
     _add_byte_vocab(writer, FILL_TOKENS)
     for token, name in enumerate(("pre", "suf", "mid", "rep", "sep"), N_BYTE_VOCAB):
         writer.add_uint32(f"tokenizer.ggml.fim_{name}_token_id", token)
+    return _finish_llama(writer, path, n_layers, n_vocab, seed)
+
+
+def write_calling_model(path: Path, template: str, controls: Sequence[str] = (), *, seed: int = 0) -> Path:
+    """The same with a chat template, and with tokens for the marks in it: `controls`, from 258 on."""
+    n_layers, n_vocab = 1, N_BYTE_VOCAB + len(controls)
+    writer = _llama_writer(path, n_layers, 8192, n_vocab)
+    _add_byte_vocab(writer, controls, template=template)
     return _finish_llama(writer, path, n_layers, n_vocab, seed)
 
 
@@ -382,7 +391,9 @@ def _byte_characters() -> list[str]:
     return [characters[byte] for byte in range(256)]
 
 
-def _add_byte_vocab(writer: gguf.GGUFWriter, more: Sequence[str] = (), *, adds_bos: bool = False) -> None:
+def _add_byte_vocab(
+    writer: gguf.GGUFWriter, more: Sequence[str] = (), *, adds_bos: bool = False, template: str = CHAT_TEMPLATE
+) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list([*_byte_characters(), "aa", "</s>", *more])
@@ -390,7 +401,7 @@ def _add_byte_vocab(writer: gguf.GGUFWriter, more: Sequence[str] = (), *, adds_b
     writer.add_token_merges(["a a"])
     writer.add_eos_token_id(BYTE_EOS)
     writer.add_add_bos_token(adds_bos)
-    writer.add_chat_template(CHAT_TEMPLATE)
+    writer.add_chat_template(template)
 
 
 def _writer(path: Path, architecture: str, n_layers: int, n_ctx_train: int, n_vocab: int) -> gguf.GGUFWriter:

@@ -50,6 +50,7 @@ from worker.engine import (
 )
 from worker.engine.launch import NO_TEXT
 from worker.engine.sampling import Breakers, Repeats
+from worker.grammar.reply import ReplyGrammar
 from worker.pairs import Pairs
 from worker.past import Past
 from worker.pictures import Pictures
@@ -201,7 +202,10 @@ class Registrar:
         banned = tuple(sorted(self._model.eog)) if sampling.ignore_eos else ()
         penalized = self._penalized(sampling.penalty_prompt)
         scales = self._adapters.scales(request.lora)
-        grammar = self._grammar(request.constraint)
+        reply = prompts[0].reply if prompts else None
+        constraint = self._dialect.grammar(request, reply) if isinstance(request, Chat) else request.constraint
+        grammar = self._grammar(constraint)
+        shown = self._vocabulary.controls_in(reply)
         tasks = []
         for index in range(request.n_sequences):
             prompt, past = prompts[index // request.n], pasts.get(index, NOTHING)
@@ -227,12 +231,13 @@ class Registrar:
                 slot=self._rules.slot_of(request, index),
                 images=prompt.images,
                 reply=prompt.reply,
+                shown=shown,
             )
             tasks.append(task)
         accepted = Accepted(
             prompt_tokens=sum(len(prompt.tokens) for prompt in prompts),
             n_ctx=self._rules.n_ctx_of(request),
-            reply=prompts[0].reply if prompts else None,
+            reply=reply,
         )
         return Intake(accepted, tuple(tasks))
 
@@ -246,7 +251,7 @@ class Registrar:
             )
         return Pictures(media, self._vision, n_ctx, lane, is_wanted)
 
-    def _grammar(self, constraint: Constraint | None) -> Grammar | None:
+    def _grammar(self, constraint: Constraint | ReplyGrammar | None) -> Grammar | None:
         """For all sequences of one job."""
         if constraint is None:
             return None

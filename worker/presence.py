@@ -10,7 +10,6 @@ import platform
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -20,8 +19,9 @@ import structlog
 
 from shared.bus import AdapterCard, Bus, ModelCard, Recent, SlotState, WorkerState
 from shared.errors import BusUnavailable
+from shared.jobs import Generation, Sampling
 from shared.work import Work
-from worker.engine import Adapters, Defaults, Engine, EngineSnapshot
+from worker.engine import Adapters, Defaults, Engine, EngineSnapshot, SlotSnapshot
 
 EVERY_S = 0.5
 TTL_S = 10.0
@@ -105,10 +105,9 @@ class Announcer:
 
     async def _announce(self) -> None:
         """What it is comes first: the other does not replace anything, and waits for the next time."""
-        await self._presence.announce(self._state(), ttl_s=TTL_S)
-        work = self._snapshot().work
-        if work.n_decodes:
-            await self._tally.say(self.worker_id, self.name, work)
+        snapshot = self._snapshot()
+        await self._presence.announce(self._state(snapshot), ttl_s=TTL_S)
+        await self._say_what_was_done(snapshot)
 
     async def _leave(self) -> None:
         try:
@@ -118,15 +117,16 @@ class Announcer:
 
     async def _say_goodbye(self) -> None:
         if self._status == "failed":
-            await self._presence.announce(self._state(), ttl_s=FAILURE_TTL_S)
+            await self._presence.announce(self._state(self._snapshot()), ttl_s=FAILURE_TTL_S)
             return
+        await self._say_what_was_done(self._snapshot())
         await self._presence.leave(self.worker_id)
-        work = self._snapshot().work
-        if work.n_decodes:
-            await self._tally.say(self.worker_id, self.name, work)
 
-    def _state(self) -> WorkerState:
-        snapshot = self._snapshot()
+    async def _say_what_was_done(self, snapshot: EngineSnapshot) -> None:
+        if snapshot.work.n_decodes:
+            await self._tally.say(self.worker_id, self.name, snapshot.work)
+
+    def _state(self, snapshot: EngineSnapshot) -> WorkerState:
         return WorkerState(
             id=self.worker_id,
             model=_with_scales(self._card, self._adapters.defaults),
@@ -135,7 +135,7 @@ class Announcer:
             stage=self._stage if self._status == "loading" else "",
             failure=self._failure,
             started_at=self._started_at,
-            slots=tuple(SlotState(**asdict(slot)) for slot in snapshot.slots),
+            slots=tuple(map(_slot, snapshot.slots)),
             n_slots=self._n_slots,
             n_waiting=snapshot.n_waiting,
             n_parked=snapshot.n_parked,
@@ -150,6 +150,45 @@ class Announcer:
             decode_ms=round(snapshot.decode_ms, 3),
             gap_ms=round(snapshot.gap_ms_p50, 3),
         )
+
+
+def _slot(slot: SlotSnapshot) -> SlotState:
+    return SlotState(
+        id=slot.id,
+        is_processing=slot.is_processing,
+        job_id=slot.job_id,
+        n_ctx=slot.n_ctx,
+        n_prompt_tokens=slot.n_prompt_tokens,
+        n_prompt_tokens_processed=slot.n_prompt_tokens_processed,
+        n_prompt_tokens_cache=slot.n_prompt_tokens_cache,
+        n_decoded=slot.n_decoded,
+        n_remain=slot.n_remain,
+        has_new_line=slot.has_new_line,
+        asked=None if slot.request is None else without_words(slot.request),
+    )
+
+
+def without_words(request: Generation) -> Generation:
+    """How a text is to be made, for all to see: none of what its author wrote, be it a stop string or a bias."""
+    usual = Sampling()
+    words = {name: getattr(usual, name) for name in ("penalty_prompt", "logit_bias", "dry_sequence_breakers")}
+    # What is copied was checked when the job was read.
+    return Generation.model_construct(
+        n_predict=request.n_predict,
+        n=request.n,
+        sampling=request.sampling.model_copy(update=words),
+        cache_prompt=request.cache_prompt,
+        n_keep=request.n_keep,
+        n_discard=request.n_discard,
+        truncate=request.truncate,
+        shift=request.shift,
+        t_max_predict_ms=request.t_max_predict_ms,
+        n_indent=request.n_indent,
+        n_probs=request.n_probs,
+        post_sampling_probs=request.post_sampling_probs,
+        timings_per_token=request.timings_per_token,
+        lora=request.lora,
+    )
 
 
 class Window:

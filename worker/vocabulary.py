@@ -11,6 +11,7 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from shared.errors import InvalidRequest
+from shared.events import ReplyForm
 from shared.jobs import Prompt, Sampling
 from worker.engine import Model
 from worker.engine.sampling import NO_BREAKERS, Bias, Breakers
@@ -60,6 +61,7 @@ class Vocabulary:
         self._longest = model.longest_token
         self._breaks = lru_cache(maxsize=16)(self._find_breaks)
         self._breakers = lru_cache(maxsize=16)(self._find_breakers)
+        self._controls_in = lru_cache(maxsize=16)(self._find_controls)
 
     def tokens(self, pieces: Iterable[Piece], field: str, *, add_special: bool) -> tuple[int, ...]:
         """The ids of pieces in a row; the first one, if it is text, gets the BOS. InvalidRequest, with the name of the
@@ -110,6 +112,19 @@ class Vocabulary:
         if n_characters <= QUICK_CHARACTERS or sum(map(self._size, pieces)) <= (n_head + n_tail + 2) * self._longest:
             return list(pieces)
         return self.head(pieces, n_head) + self.tail(pieces, n_tail)
+
+    def controls_in(self, form: ReplyForm | None) -> frozenset[int]:
+        """Control tokens that are words of a form, and have to be shown so that a text can be read."""
+        return frozenset() if form is None else self._controls_in(form)
+
+    def _find_controls(self, form: ReplyForm) -> frozenset[int]:
+        calls = tuple(form.calls.model_dump().values()) if form.calls is not None else ()
+        words = "\n".join((*(form.reasoning or ()), *calls))
+        return frozenset(token for token in self._model.control - self._model.eog if self._is_word(token, words))
+
+    def _is_word(self, control: int, words: str) -> bool:
+        text = self._model.token_bytes(control, special=True).decode("utf-8", "replace")
+        return bool(text) and text in words
 
     def biases(self, sampling: Sampling) -> Bias:
         """Every token of a text gets its bias, as llama.cpp has it. InvalidRequest for an id that the model has not,

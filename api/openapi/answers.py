@@ -268,12 +268,14 @@ class Status(TypedDict):
 
 class NextToken(TypedDict):
     has_next_token: bool
+    has_new_line: bool
     n_remain: int
     n_decoded: int
 
 
 class Slot(TypedDict):
     id: int
+    id_task: int
     worker: str
     worker_slot: int
     model: str
@@ -281,6 +283,8 @@ class Slot(TypedDict):
     speculative: bool
     is_processing: bool
     state: Literal[0, 1]
+    params: NotRequired[dict[str, Any]]
+    """How the text is made that is there, or was last."""
     next_token: list[NextToken]
 
 

@@ -56,7 +56,7 @@ async def create(request: Request) -> ASGIApp:
     fields = await read_body(request, context.max_body)
     ask = responses.response(fields)
     if not ask.is_background:
-        return await answer_to(request, ask, fields)
+        return await answer_to(request, ask)
     record = await _begun(request, ask, fields)
     return _response_or_events(context, record, is_stream=ask.is_stream)
 

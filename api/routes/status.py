@@ -12,8 +12,8 @@ from api.fleet import AWAY, Fleet, State
 from api.openapi import answers
 from api.openapi.description import Reach, described
 from api.problems import body_of, response_to
+from api.schemas.slots import slot_json
 from api.schemas.strict import ClientFields
-from shared.bus import SlotState, WorkerState
 from shared.errors import BusUnavailable, NotReady, NotSupported, SlotstreamError
 
 QUICK_LOOK_S = 0.05
@@ -103,28 +103,4 @@ def _idle(fleet: Fleet) -> int:
 def _slots_json(request: Request) -> list[dict[str, Any]]:
     fleet, dialect = context_of(request).fleet, context_of(request).dialect
     slots = enumerate(fleet.slots())
-    return [dialect.slot(_slot_json(number, worker, slot)) for number, (worker, slot) in slots]
-
-
-def _slot_json(number: int, worker: WorkerState, slot: SlotState) -> dict[str, Any]:
-    """No text and no job of anybody: whoever may see slots may not see others' work."""
-    return {
-        "id": number,
-        "worker": worker.id,
-        "worker_slot": slot.id,
-        "model": worker.model.name,
-        "n_ctx": slot.n_ctx,
-        "speculative": False,
-        "is_processing": slot.is_processing,
-        "state": int(slot.is_processing),
-        "n_prompt_tokens": slot.n_prompt_tokens,
-        "n_prompt_tokens_processed": slot.n_prompt_tokens_processed,
-        "n_prompt_tokens_cache": slot.n_prompt_tokens_cache,
-        "next_token": [
-            {
-                "has_next_token": slot.is_processing,
-                "n_remain": slot.n_remain,
-                "n_decoded": slot.n_decoded,
-            }
-        ],
-    }
+    return [dialect.slot(slot_json(number, worker, slot)) for number, (worker, slot) in slots]

@@ -39,8 +39,10 @@ def failure_of(finished: Finished) -> SlotstreamError | None:
     return EngineFailed("The job failed")
 
 
-def finish_reason(stop_type: StopType) -> str:
-    return "length" if stop_type is StopType.LIMIT else "stop"
+def finish_reason(stop_type: StopType, *, has_calls: bool = False) -> str:
+    if stop_type is StopType.LIMIT:
+        return "length"
+    return "tool_calls" if has_calls else "stop"
 
 
 def timings_json(timings: Timings) -> dict[str, Any]:

@@ -66,8 +66,8 @@ class Ask:
     is_stream: bool = False
     keep_alive_s: float | None = None
     """Seconds of silence after which a stream says that it lives; None when the client does not say."""
-    is_kept: bool = False
-    """Whether its answer can be asked for again."""
+    kept_fields: Mapping[str, Any] | None = None
+    """The client's JSON, from which an answer is rendered that can be asked for again; None of any other."""
     is_background: bool = False
     """Whether it goes on when the client leaves. Such a one is kept."""
     metadata: Mapping[str, str] = field(default_factory=dict)

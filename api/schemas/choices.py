@@ -5,6 +5,7 @@ Each answer is a choice; choice `c` of prompt `p` has the index `p * n + c`. The
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -15,25 +16,30 @@ from api.schemas.ask import Heard, Origin
 from api.schemas.final import final_json
 from api.schemas.logprobs import LegacyLogprobs, chat_json
 from api.schemas.progress import ProgressReport
-from shared.events import Accepted, Answer, ChosenLogprob, Finished, Progress, Tokens
-from shared.jobs import Chat, Completion
+from api.schemas.reasoning import ReasoningFormat
+from api.schemas.telling import Delta, Deltas, Telling, deltas_of, message_json
+from shared.events import Accepted, Answer, ChosenLogprob, Finished, Progress, ReplyForm, Tokens
+from shared.jobs import Chat, Completion, Infill
 
 
 class Wanted(NamedTuple):
-    """What is told besides the choices: usage and progress in a stream, and llama.cpp's own answer."""
+    """What is told besides the choices: usage and progress in a stream, llama.cpp's own answer, and how soon it was
+    to come."""
 
     has_usage: bool = False
     has_progress: bool = False
     is_verbose: bool = False
+    service_tier: str | None = None
 
 
 class _Shape:
     """What both have in common: numbered choices, what closes a stream, usage."""
 
     framing = sse.FRAMING
+    _reasoning = ReasoningFormat.NONE
 
     def __init__(
-        self, head: dict[str, Any], chunk_head: dict[str, Any], request: Chat | Completion, wanted: Wanted
+        self, head: dict[str, Any], chunk_head: dict[str, Any], request: Chat | Completion | Infill, wanted: Wanted
     ) -> None:
         self._head = head
         self._chunk_head = chunk_head
@@ -89,30 +95,39 @@ class _Shape:
         if not self._wanted.is_verbose:
             return {}
         index, model = choice["index"], self._head["model"]
-        return {"__verbose": final_json(self._request, answer, index=index, model=model, is_stream=is_stream)}
+        final = final_json(
+            self._request, answer, index=index, model=model, is_stream=is_stream, reasoning=self._reasoning
+        )
+        return {"__verbose": final}
 
 
 class ChatShape(_Shape):
-    """`chat.completion` and its chunks. Of each choice the role comes first, then text, then why it ended."""
+    """`chat.completion` and its chunks. Of each choice the role comes first, then what it says, then why it ended."""
 
-    def __init__(self, origin: Origin, request: Chat, wanted: Wanted) -> None:
-        head = _head(origin, "chatcmpl", "chat.completion")
+    def __init__(self, origin: Origin, request: Chat, wanted: Wanted, telling: Telling) -> None:
+        head = _head(origin, "chatcmpl", "chat.completion", wanted)
         super().__init__(head, head | {"object": "chat.completion.chunk"}, request, wanted)
-        self._opened: set[int] = set()
+        self._reasoning = telling.reasoning
+        self._job_id = origin.job_id
+        self._telling = telling
+        self._form: ReplyForm | None = None
+        self._choices: dict[int, Deltas] = {}
+        """Those that were opened, by their index."""
+        self._untold: defaultdict[int, list[ChosenLogprob]] = defaultdict(list)
+        """Of tokens whose text is held back."""
 
     def say(self, heard: Heard) -> bytes:
         match heard.event:
-            case Accepted():
+            case Accepted(reply=form):
+                self._form = form
                 return b"".join(self._opening(index) for index in range(self._request.n))
             case Progress() as progress if self._wanted.has_progress:
                 choice: dict[str, Any] = {"finish_reason": None, "index": progress.index, "delta": {}}
                 return self._opening(progress.index) + self._progress(choice, progress)
-            case Tokens() as tokens if tokens.text or tokens.logprobs:
-                delta = {"content": tokens.text}
-                choice = {"finish_reason": None, "index": tokens.index, "delta": delta}
-                if self._request.wants_logprobs:
-                    choice["logprobs"] = self._logprobs(tokens.logprobs)
-                return self._opening(tokens.index) + self._chunk(choice, tokens)
+            case Tokens() as tokens:
+                opening = self._opening(tokens.index)
+                self._untold[tokens.index] += tokens.logprobs
+                return opening + self._deltas(tokens.index, self._choices[tokens.index].push(tokens.text), tokens)
             case Finished() as finished:
                 return b"".join(self._ending(answer) for answer in answers_of(finished))
         return b""
@@ -122,23 +137,40 @@ class ChatShape(_Shape):
         return self._whole([self._choice(answer) for answer in answers_of(ending)], endings)
 
     def _opening(self, index: int) -> bytes:
-        if index in self._opened:
+        if index in self._choices:
             return b""
-        self._opened.add(index)
-        return self._chunk({"finish_reason": None, "index": index, "delta": self._first_delta()})
+        self._choices[index] = Deltas(self._job_id, index, self._form, self._telling)
+        deltas = [self._first_delta(), *deltas_of(self._telling.before)]
+        return b"".join(self._chunk({"finish_reason": None, "index": index, "delta": delta}) for delta in deltas)
 
-    def _first_delta(self) -> dict[str, Any]:
+    def _first_delta(self) -> Delta:
         return {"role": "assistant", "content": None}
 
+    def _deltas(self, index: int, deltas: Sequence[Delta], tokens: Tokens | None = None) -> bytes:
+        """A chunk for each. The last one has the probabilities of all tokens so far, and how long they took."""
+        chunks = b""
+        for place, delta in enumerate(deltas, 1):
+            choice: dict[str, Any] = {"finish_reason": None, "index": index, "delta": delta}
+            is_last = place == len(deltas)
+            if is_last and self._request.wants_logprobs:
+                choice["logprobs"] = self._logprobs(self._untold.pop(index, ()))
+            chunks += self._chunk(choice, tokens if is_last else None)
+        return chunks
+
     def _ending(self, answer: Answer) -> bytes:
-        choice = {"finish_reason": finish_reason(answer.stop_type), "index": answer.index, "delta": {}}
-        return self._opening(answer.index) + self._last_chunk(choice, answer)
+        opening = self._opening(answer.index)
+        choice = self._choices[answer.index]
+        rest = choice.close() or ([{"content": ""}] if self._untold.get(answer.index) else [])
+        reason = finish_reason(answer.stop_type, has_calls=choice.has_calls)
+        last = {"finish_reason": reason, "index": answer.index, "delta": {}}
+        return opening + self._deltas(answer.index, rest) + self._last_chunk(last, answer)
 
     def _choice(self, answer: Answer) -> dict[str, Any]:
+        message = message_json(self._job_id, answer, self._telling)
         return {
-            "finish_reason": finish_reason(answer.stop_type),
+            "finish_reason": finish_reason(answer.stop_type, has_calls="tool_calls" in message),
             "index": answer.index,
-            "message": {"role": "assistant", "content": answer.text},
+            "message": message,
             "logprobs": self._logprobs(answer.logprobs) if self._request.wants_logprobs else None,
         }
 
@@ -147,12 +179,15 @@ class ChatShape(_Shape):
 
 
 class TextShape(_Shape):
-    """`text_completion`, whole or in pieces. With an echo, the text of each choice begins with its prompt."""
+    """`text_completion`, whole or in pieces."""
 
-    def __init__(self, origin: Origin, request: Completion, wanted: Wanted, *, has_echo: bool) -> None:
-        head = _head(origin, "cmpl", "text_completion")
+    def __init__(
+        self, origin: Origin, request: Completion | Infill, wanted: Wanted, echoes: Sequence[str] = ()
+    ) -> None:
+        """The text of each choice begins with the echo of its prompt, where there are any."""
+        head = _head(origin, "cmpl", "text_completion", wanted)
         super().__init__(head, head, request, wanted)
-        self._echoes = tuple(prompt for prompt in request.prompts if isinstance(prompt, str)) if has_echo else ()
+        self._echoes = echoes
         self._logprobs: dict[int, LegacyLogprobs] = {}
         self._echoed: set[int] = set()
 
@@ -208,8 +243,9 @@ class TextShape(_Shape):
         return self._logprobs[index].push(entries)
 
 
-def _head(origin: Origin, prefix: str, kind: str) -> dict[str, Any]:
-    return {
+def _head(origin: Origin, prefix: str, kind: str, wanted: Wanted) -> dict[str, Any]:
+    tier = {} if wanted.service_tier is None else {"service_tier": wanted.service_tier}
+    return tier | {
         "created": origin.created,
         "id": f"{prefix}-{origin.job_id.removeprefix('job_').replace('_', '')}",
         "model": origin.model,

@@ -12,6 +12,9 @@ from typing import Any
 
 from api.schemas import embeddings, llamacpp, of_2024, openai, rerank, responses
 from api.schemas.ask import Ask
+from api.schemas.ollama import requests as ollama
+from api.schemas.ollama.fields import EmbedBody, EmbeddingsBody
+from api.schemas.strict import read
 from shared.jobs import Compat
 
 Reader = Callable[[dict[str, Any]], Ask]
@@ -45,6 +48,10 @@ TODAY = Dialect(
         "/v1/reranking": rerank.rerank,
         "/rerank": rerank.rerank,
         "/reranking": rerank.rerank,
+        "/api/generate": ollama.generate_whole,
+        "/api/chat": ollama.chat_whole,
+        "/api/embed": lambda fields: ollama.embed(read(EmbedBody, fields)),
+        "/api/embeddings": lambda fields: ollama.embeddings(read(EmbeddingsBody, fields)),
     },
 )
 

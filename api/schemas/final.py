@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from api.schemas.answers import timings_json
+from api.schemas.reasoning import ReasoningFormat
 from api.schemas.settings import settings_json
 from shared.events import Answer, StopType
 from shared.jobs import Generation
@@ -22,6 +23,7 @@ def final_json(
     model: str,
     is_stream: bool,
     ids: Sequence[int] = (),
+    reasoning: ReasoningFormat = ReasoningFormat.NONE,
 ) -> dict[str, Any]:
     """`index` is among the answers of all jobs. The text is left out of a stream, which has told it."""
     predicted = answer.timings.predicted_n
@@ -34,7 +36,7 @@ def final_json(
         "model": model,
         "tokens_predicted": predicted,
         "tokens_evaluated": answer.prompt_tokens,
-        "generation_settings": settings_json(request, answer, model=model, is_stream=is_stream),
+        "generation_settings": settings_json(request, answer, model=model, is_stream=is_stream, reasoning=reasoning),
         "prompt": answer.prompt,
         "has_new_line": answer.has_new_line,
         "truncated": answer.truncated,

@@ -17,3 +17,10 @@ class LaneFields(ClientFields):
     def lane(self) -> Lane | None:
         """`priority` counts before OpenAI's word for the same. None when the client does not say."""
         return self.priority or (Lane.BULK if self.service_tier == "flex" else None)
+
+    @property
+    def tier(self) -> str | None:
+        """OpenAI's word for what was given, where that was asked for in its words."""
+        if self.service_tier is None:
+            return None
+        return "flex" if self.lane is Lane.BULK else "default"

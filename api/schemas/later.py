@@ -28,7 +28,6 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 
 FLAG = Later("a boolean", lambda value: not value)
-TEXT = Later("a string", lambda value: not value)
 LIST = Later("a list", lambda value: not value)
 ALWAYS = Later("any", lambda value: False)
 NEGATIVE = Later("a number", lambda value: value < 0)

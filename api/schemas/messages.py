@@ -1,11 +1,10 @@
-"""Chat messages and tools: checked for shape, and brought to the one form that templates expect.
+"""Chat messages: checked for shape, and brought to the one form that templates expect.
 
 Content becomes a string, or None for an assistant that only calls tools. Knows no template.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import Field
@@ -14,17 +13,18 @@ from typing_extensions import TypedDict
 from api.schemas.parts import Part, joined
 from api.schemas.pictures import Album
 from api.schemas.strict import bad_field
-from shared.errors import NotSupported
 
 Content = str | list[Part]
 
 
 class FunctionCall(TypedDict):
     name: str
-    arguments: NotRequired[str | dict[str, Any]]
+    arguments: NotRequired[str | dict[str, Any] | None]
 
 
 class ToolCall(TypedDict):
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
     function: FunctionCall
 
 
@@ -32,21 +32,13 @@ class Message(TypedDict):
     role: Annotated[str, Field(min_length=1)]
     content: NotRequired[Content | None]
     """Needed but of an assistant."""
+    reasoning_content: NotRequired[str | None]
     tool_calls: NotRequired[list[ToolCall] | None]
+    tool_call_id: NotRequired[str | None]
+    """Of a tool's result: which call it answers."""
 
 
 Messages = Annotated[list[Message], Field(min_length=1)]
-
-
-class Function(TypedDict):
-    name: str
-
-
-class Tool(TypedDict):
-    function: Function
-
-
-ToolChoice = Literal["none", "auto", "required"] | dict[str, Any]
 
 
 def messages_of(value: Any, album: Album) -> tuple[dict[str, Any], ...]:
@@ -59,26 +51,6 @@ def messages_of(value: Any, album: Album) -> tuple[dict[str, Any], ...]:
     return tuple(_message(f"messages[{place}]", message, album) for place, message in enumerate(value))
 
 
-def tools_of(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The tools that the template is to tell of. Raises InvalidRequest, or NotSupported for a forced call."""
-    tools, choice = fields.get("tools"), fields.get("tool_choice")
-    if tools is not None and not isinstance(tools, list):
-        raise bad_field("tools", "must be a list")
-    for place, tool in enumerate(tools or []):
-        function = tool.get("function") if isinstance(tool, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise bad_field(f"tools[{place}]", "must be an object with a function that has a name")
-    if not isinstance(choice, str | dict | None):
-        raise bad_field("tool_choice", "must be a string or an object")
-    if isinstance(choice, str) and choice not in ("none", "auto", "required"):
-        raise bad_field("tool_choice", "must be 'none', 'auto', 'required' or an object")
-    if choice not in (None, "none", "auto"):
-        if not tools:
-            raise bad_field("tool_choice", "needs 'tools'")
-        raise NotSupported("Field 'tool_choice': this build cannot force a call", param="tool_choice")
-    return [] if choice == "none" or not tools else tools
-
-
 def _message(name: str, message: Any, album: Album) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise bad_field(name, "must be an object")
@@ -86,9 +58,11 @@ def _message(name: str, message: Any, album: Album) -> dict[str, Any]:
     if not isinstance(role, str) or not role:
         raise bad_field(f"{name}.role", "must be a string")
     given = {key: value for key, value in message.items() if value is not None}
-    calls = given.get("tool_calls")
-    if calls is not None:
-        _check_calls(f"{name}.tool_calls", calls)
+    for key in ("reasoning_content", "tool_call_id", "name"):
+        if not isinstance(given.get(key, ""), str):
+            raise bad_field(f"{name}.{key}", "must be a string")
+    if (calls := given.get("tool_calls")) is not None:
+        given["tool_calls"] = _calls(f"{name}.tool_calls", calls)
     return given | {"role": role, "content": _content(f"{name}.content", role, given.get("content"), album)}
 
 
@@ -104,12 +78,20 @@ def _content(name: str, role: str, content: Any, album: Album) -> str | None:
     return joined(name, content, album)
 
 
-def _check_calls(name: str, calls: Any) -> None:
+def _calls(name: str, calls: Any) -> list[dict[str, Any]]:
     if not isinstance(calls, list):
         raise bad_field(name, "must be a list")
-    for place, call in enumerate(calls):
-        function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise bad_field(f"{name}[{place}]", "must be an object with a function that has a name")
-        if not isinstance(function.get("arguments", ""), str | dict):
-            raise bad_field(f"{name}[{place}].function.arguments", "must be a string or an object")
+    return [_call(f"{name}[{place}]", call) for place, call in enumerate(calls)]
+
+
+def _call(name: str, call: Any) -> dict[str, Any]:
+    """What a model once wrote need not be JSON: its arguments stay what they are. Without any they are an object."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise bad_field(name, "must be an object with a function that has a name")
+    if not isinstance(call.get("id", ""), str | None):
+        raise bad_field(f"{name}.id", "must be a string")
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str | dict | None):
+        raise bad_field(f"{name}.function.arguments", "must be a string or an object")
+    return {**call, "type": "function", "function": {**function, "arguments": arguments or "{}"}}

@@ -14,44 +14,42 @@ from api.schemas.ask import Ask, Origin, Shape
 from api.schemas.choices import ChatShape, TextShape, Wanted
 from api.schemas.completion import PromptFields, completion_of
 from api.schemas.constraints import constraint_of
+from api.schemas.continuation import ContinuationFields, continuation_of
 from api.schemas.generation import GenerationFields
 from api.schemas.later import (
     ALWAYS,
     LATER,
     LIST,
     NEGATIVE,
-    TEXT,
     Later,
     refuse_later,
 )
-from api.schemas.messages import Messages, Tool, ToolChoice, messages_of, tools_of
-from api.schemas.pictures import Album, PromptPictures
+from api.schemas.messages import Messages, messages_of
+from api.schemas.pictures import MEDIA_MARKER, Album, PromptPictures
+from api.schemas.reasoning import ReasoningFormat
 from api.schemas.sampling import Natural
 from api.schemas.strict import bad_field, by_hand, read
+from api.schemas.telling import Telling
+from api.schemas.tools import ToolFields, tool_use_of
 from shared.errors import NotSupported
-from shared.jobs import Chat, Completion
+from shared.jobs import Chat, Completion, Infill
 
 _CHAT_LATER: dict[str, Later] = LATER | {
     "modalities": Later("a list", lambda value: value == ["text"]),
     "audio": ALWAYS,
     "image_data": LIST,
-    "functions": LIST,
     "system_prompt": ALWAYS,
     "web_search_options": ALWAYS,
     "reasoning_budget_tokens": NEGATIVE,
     "thinking_budget_tokens": NEGATIVE,
 }
-_TEXT_LATER: dict[str, Later] = LATER | {"suffix": TEXT}
 
 
-class ChatFields(GenerationFields):
+class ChatFields(ContinuationFields, ToolFields, GenerationFields):
     messages: Annotated[Any, by_hand(Messages)]
-    tools: Annotated[Any, by_hand(list[Tool])] = None
-    tool_choice: Annotated[Any, by_hand(ToolChoice)] = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = {}
     reasoning_effort: str | None = None
+    reasoning_format: ReasoningFormat = Field(ReasoningFormat.DEEPSEEK, strict=False)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
 
@@ -64,40 +62,36 @@ class ChatFields(GenerationFields):
         return self.top_logprobs if self.top_logprobs is not None else native or 0
 
 
-MakesChatShape = Callable[[Origin, Chat, Wanted], Shape]
+MakesChatShape = Callable[[Origin, Chat, Wanted, Telling], Shape]
 """How the answer is to look: today's shape unless another dialect has its own."""
 
 
 def chat(fields: dict[str, Any], shape: MakesChatShape = ChatShape) -> Ask:
     """The job of a chat body. Raises InvalidRequest or NotSupported."""
     typed = read(ChatFields, fields)
-    album = Album()
-    messages = messages_of(typed.messages, album)
-    tools = tools_of(fields)
     if typed.top_logprobs is not None and not typed.logprobs:
         raise bad_field("top_logprobs", "needs 'logprobs' to be true")
-    if typed.continue_final_message:
-        if typed.add_generation_prompt and "add_generation_prompt" in typed.model_fields_set:
-            raise bad_field("continue_final_message", "excludes 'add_generation_prompt'")
-        raise NotSupported(
-            "Field 'continue_final_message': this build does not support it", param="continue_final_message"
-        )
     refuse_later(fields, _CHAT_LATER)
-    template_kwargs = dict(typed.chat_template_kwargs)
-    if typed.reasoning_effort is not None:
-        template_kwargs.setdefault("reasoning_effort", typed.reasoning_effort)
-    if tools:
-        template_kwargs["tools"] = tools
+    _refuse_functions(fields)
+    album = Album()
+    continuation = continuation_of(typed, messages_of(typed.messages, album))
+    constraint, tool_use = constraint_of(fields), tool_use_of(typed)
+    if tool_use is not None and constraint is not None and constraint.field in ("grammar", "regex"):
+        raise bad_field(constraint.field, "cannot be used together with 'tools'")
     request = Chat(
-        messages=messages,
-        add_generation_prompt=typed.add_generation_prompt,
-        template_kwargs=template_kwargs,
-        constraint=constraint_of(fields),
+        messages=continuation.messages,
+        add_generation_prompt=typed.add_generation_prompt and not continuation.is_asked,
+        continues_last=continuation.is_asked,
+        template_kwargs=_template_kwargs(typed),
+        tool_use=tool_use,
+        constraint=constraint,
         **typed.generation(),
     )
+    told = continuation.told
+    telling = Telling(typed.reasoning_format, told._replace(content=told.content.replace(album.mark, MEDIA_MARKER)))
     return Ask(
         request=request,
-        shape=lambda origin: shape(origin, request, _wanted(typed)),
+        shape=lambda origin: shape(origin, request, _wanted(typed), telling),
         model=typed.model,
         lane=typed.lane,
         is_stream=typed.stream,
@@ -106,11 +100,33 @@ def chat(fields: dict[str, Any], shape: MakesChatShape = ChatShape) -> Ask:
     )
 
 
+def _template_kwargs(typed: ChatFields) -> dict[str, Any]:
+    """What the template is told besides. The effort `none` is llama.cpp's word for no thinking at all."""
+    told = dict(typed.chat_template_kwargs)
+    if not isinstance(told.get("enable_thinking"), bool | None):
+        raise bad_field("chat_template_kwargs.enable_thinking", "must be a boolean")
+    if typed.reasoning_effort == "none":
+        told.pop("reasoning_effort", None)
+        told["enable_thinking"] = False
+    elif typed.reasoning_effort:
+        told["reasoning_effort"] = typed.reasoning_effort
+    return told
+
+
+def _refuse_functions(fields: dict[str, Any]) -> None:
+    """OpenAI's first form of tools, whose answers have another shape."""
+    for name, successor in (("functions", "tools"), ("function_call", "tool_choice")):
+        if fields.get(name) not in (None, [], "none", "auto"):
+            raise bad_field(name, f"is no longer taken: '{successor}' has its place")
+
+
 def _legacy_logprobs(value: Any) -> Any:
     return None if value is False else value
 
 
 class TextFields(PromptFields):
+    suffix: str = ""
+    """What comes behind the text: with it, the gap between prompt and suffix is filled."""
     logprobs: Annotated[Natural | None, BeforeValidator(_legacy_logprobs, Natural | Literal[False])] = None
     echo: bool = False
     best_of: int | None = Field(None, ge=1)
@@ -125,15 +141,14 @@ class TextFields(PromptFields):
 def completions(fields: dict[str, Any]) -> Ask:
     """The job of a `/v1/completions` body. Raises InvalidRequest or NotSupported."""
     typed = read(TextFields, fields)
-    refuse_later(fields, _TEXT_LATER)
+    refuse_later(fields, LATER)
     pictures = PromptPictures(fields)
-    request = completion_of(typed, fields, pictures)
+    request = _infill(typed, fields) if typed.suffix else completion_of(typed, fields, pictures)
     _check_best_of(typed)
-    if typed.echo:
-        _check_echo(request, pictures.album)
+    echoes = _echoes(request, pictures.album) if typed.echo else ()
     return Ask(
         request=request,
-        shape=lambda origin: TextShape(origin, request, _wanted(typed), has_echo=typed.echo),
+        shape=lambda origin: TextShape(origin, request, _wanted(typed), echoes),
         model=typed.model,
         lane=typed.lane,
         is_stream=typed.stream,
@@ -142,11 +157,22 @@ def completions(fields: dict[str, Any]) -> Ask:
     )
 
 
+def _infill(typed: TextFields, fields: dict[str, Any]) -> Infill:
+    """Whether the model can, its worker knows."""
+    if not isinstance(typed.prompt, str):
+        raise bad_field("suffix", "needs 'prompt' to be one text")
+    for name in ("system_prompt", "image_data"):
+        if fields.get(name):
+            raise bad_field("suffix", f"cannot be used together with '{name}'")
+    return Infill(prefix=typed.prompt, suffix=typed.suffix, constraint=constraint_of(fields), **typed.generation())
+
+
 def _wanted(typed: GenerationFields) -> Wanted:
     return Wanted(
         has_usage=typed.stream_options.include_usage,
         has_progress=typed.return_progress,
         is_verbose=typed.verbose,
+        service_tier=typed.tier,
     )
 
 
@@ -158,8 +184,12 @@ def _check_best_of(typed: TextFields) -> None:
     raise NotSupported("Field 'best_of': this build gives all choices that it makes", param="best_of")
 
 
-def _check_echo(request: Completion, album: Album) -> None:
+def _echoes(request: Completion | Infill, album: Album) -> tuple[str, ...]:
+    """What each prompt's text begins with."""
     if request.wants_logprobs:
         raise NotSupported("Field 'echo': this build has no probabilities of a prompt's tokens", param="echo")
-    if album.pictures or not all(isinstance(prompt, str) for prompt in request.prompts):
+    prompts = request.prompts if isinstance(request, Completion) else (request.prefix,)
+    texts = tuple(prompt for prompt in prompts if isinstance(prompt, str))
+    if album.pictures or len(texts) < len(prompts):
         raise NotSupported("Field 'echo': this build repeats prompts that are text only", param="echo")
+    return texts

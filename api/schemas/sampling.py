@@ -159,13 +159,13 @@ Biases = (
 )
 
 
-def _within(least: float, most: float) -> AfterValidator:
+def within(least: float, most: float) -> AfterValidator:
     """Brings a number back into its range."""
     return AfterValidator(lambda number: min(most, max(least, number)))
 
 
 Real = Annotated[float, Field(ge=-F32_MAX, le=F32_MAX)]
-Share = Annotated[Real, _within(0.0, 1.0)]
+Share = Annotated[Real, within(0.0, 1.0)]
 Natural = Annotated[int, Field(ge=0, le=INT32_MAX)]
 Limit = Annotated[int, Field(ge=-1, le=INT32_MAX)]
 """-1 is as many as there are."""
@@ -180,10 +180,10 @@ class SamplingFields(ClientFields):
 
     seed: Annotated[Annotated[int, Field(ge=0, le=0xFFFFFFFF)] | None, BeforeValidator(_seed, Seed)] = None
     samplers: Annotated[tuple[SamplerKind, ...], PlainValidator(_samplers, Samplers)] = DEFAULT_SAMPLERS
-    temperature: Annotated[Real, _within(0.0, F32_MAX)] = 0.8
+    temperature: Annotated[Real, within(0.0, F32_MAX)] = 0.8
     dynatemp_range: Real = 0.0
     dynatemp_exponent: Real = 1.0
-    top_k: Annotated[Whole, _within(0, INT32_MAX)] = 40
+    top_k: Annotated[Whole, within(0, INT32_MAX)] = 40
     top_p: Share = 0.95
     min_p: Share = 0.05
     typical_p: Share = 1.0
@@ -203,10 +203,10 @@ class SamplingFields(ClientFields):
     dry_allowed_length: Natural = 2
     dry_penalty_last_n: Limit = 64
     dry_sequence_breakers: Annotated[tuple[str, ...], PlainValidator(_breakers, Breakers)] = ("\n", ":", '"', "*")
-    mirostat: Annotated[Whole, _within(0, 2)] = 0
+    mirostat: Annotated[Whole, within(0, 2)] = 0
     mirostat_tau: Real = 5.0
     mirostat_eta: Real = 0.1
-    adaptive_target: Annotated[Real, _within(-F32_MAX, 1.0)] = -1.0
+    adaptive_target: Annotated[Real, within(-F32_MAX, 1.0)] = -1.0
     adaptive_decay: float = Field(0.9, ge=0, le=0.99)
     ignore_eos: bool = False
     logit_bias: Annotated[tuple[Bias, ...], PlainValidator(_biases, Biases)] = ()

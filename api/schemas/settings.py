@@ -9,22 +9,53 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from shared.events import Answer
+from api.schemas.reasoning import ReasoningFormat
+from shared.events import Answer, ReplyForm
 from shared.jobs import Constraint, Generation, Sampling
 
 RANDOM_SEED = 0xFFFFFFFF
 """llama.cpp's word for one that is drawn for each request."""
 
 
-def settings_json(request: Generation, answer: Answer, *, model: str, is_stream: bool) -> dict[str, Any]:
-    """What only the worker knew, the context, the seed and what ends a generation, is told by the answer."""
+def settings_json(
+    request: Generation,
+    answer: Answer,
+    *,
+    model: str,
+    is_stream: bool,
+    reasoning: ReasoningFormat = ReasoningFormat.NONE,
+) -> dict[str, Any]:
+    """What only the worker knew, the context, the seed, what ends a generation and how a reply is written, is told by
+    the answer."""
     told = _settings_json(request, model=model, seed=answer.seed, banned=answer.banned, is_stream=is_stream)
-    return {"n_ctx": answer.n_ctx, **told}
+    return {
+        "n_ctx": answer.n_ctx,
+        **told,
+        "chat_format": _chat_format(answer.reply),
+        "reasoning_format": reasoning.value,
+        "reasoning_in_content": is_stream and reasoning is ReasoningFormat.DEEPSEEK_LEGACY,
+    }
 
 
 def default_settings_json(model: str) -> dict[str, Any]:
     """Of a request that says nothing but its prompt."""
     return _settings_json(Generation(), model=model, seed=RANDOM_SEED)
+
+
+def shown_settings_json(request: Generation, *, model: str) -> dict[str, Any]:
+    """What all may see of a request: how its text is made, and no word of it. The seed is the one asked for."""
+    seed = RANDOM_SEED if request.sampling.seed is None else request.sampling.seed
+    told = _settings_json(request, model=model, seed=seed)
+    return {name: value for name, value in told.items() if name not in WORDS}
+
+
+WORDS = frozenset(
+    {
+        *("stop", "grammar", "grammar_lazy", "grammar_triggers", "preserved_tokens", "json_schema", "regex"),
+        *("logit_bias", "dry_sequence_breakers", "penalty_prompt_tokens", "use_penalty_prompt_tokens"),
+    }
+)
+"""What clients wrote, or what tells of it."""
 
 
 def _settings_json(
@@ -58,6 +89,14 @@ def _settings_json(
         "backend_sampling": False,
         "lora": [{"id": adapter.id, "scale": adapter.scale} for adapter in request.lora or ()],
     }
+
+
+def _chat_format(form: ReplyForm | None) -> str:
+    """llama.cpp's names: a reply is its content, or the one JSON object of its generic format, or has marks that it
+    learned from the template."""
+    if form is None or form == ReplyForm():
+        return "Content-only"
+    return "Generic" if form.is_generic else "peg-native"
 
 
 def _sampling_json(sampling: Sampling, banned: Sequence[int]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Who is alive: workers with their slots, and the models that were ever served. Knows nothing of jobs.
+"""Who is alive: workers with their slots, and the models that were ever served. Knows no queue.
 
 A worker that stops announcing itself is gone when its key expires; nobody needs to notice its death.
 """
@@ -6,14 +6,15 @@ A worker that stops announcing itself is gone when its key expires; nobody needs
 from __future__ import annotations
 
 import time
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import structlog
-from pydantic import ValidationError
+from pydantic import ValidationError, field_serializer
 
 from shared.bus.connect import Sender
 from shared.bus.keys import Keys
 from shared.bus.script import ask
+from shared.jobs import Generation
 from shared.wire import Wire
 
 MODEL_KEPT_S = 86400
@@ -36,6 +37,14 @@ class SlotState(Wire):
     n_prompt_tokens_cache: int = 0
     n_decoded: int = 0
     n_remain: int = -1
+    has_new_line: bool = False
+    asked: Generation | None = None
+    """How the text is to be made that is there, or was last, with nobody's words in it; None before the first."""
+
+    @field_serializer("asked")
+    def _shortened(self, asked: Generation | None) -> dict[str, Any] | None:
+        """Most ask for little, and all slots are told of twice a second."""
+        return None if asked is None else asked.model_dump(mode="json", exclude_defaults=True)
 
 
 class AdapterCard(Wire):

@@ -55,9 +55,8 @@ def card(name: str, **more: Any) -> ModelCard:
         n_ctx=N_CTX,
         n_ctx_train=N_CTX,
         n_embd=4,
-        n_params=1,
         size=1,
-        **{"n_vocab": 100, **more},
+        **{"n_vocab": 100, "n_params": 1, **more},
     )
 
 
@@ -73,12 +72,12 @@ class ScriptedWorker:
         self.cancelled: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         """By job: set when the worker was told to stop."""
         self.taken: list[str] = []
-        self.reply: ReplyForm | None = None
-        """How texts are to be read that it says in chats."""
         self.scales: tuple[float, ...] | None = None
         """Of adapters, as they were set last."""
         self.scales_set_at = 0.0
         self.properties = Properties(metadata={"general.name": model}, chat_template="{{ messages }}")
+        self.reply: ReplyForm | None = None
+        """How what it says in chats is to be read."""
         self._changed = asyncio.Condition()
         self._running: dict[str, asyncio.Task[None]] = {}
 
@@ -185,11 +184,12 @@ class Performance:
             return failed(NotSupported("the model has no tokens for that"))
         if verb == "shut":
             await self._wait_for_go()
-        await self._append(accepted=Accepted(prompt_tokens=7, n_ctx=N_CTX, reply=self._form))
+        form = self.worker.reply if isinstance(request, Chat) else None
+        await self._append(accepted=Accepted(prompt_tokens=7, n_ctx=N_CTX, reply=form))
         if verb == "read":
             await self._tell_of_progress()
         speeches = [
-            Speech(request, index, prompt, choice, self._form)
+            Speech(request, index, prompt, choice)
             for index, (prompt, choice) in enumerate(product(prompts_of(request), range(request.n)))
         ]
         await self._speak(speeches, holds=verb == "hold")
@@ -197,11 +197,8 @@ class Performance:
             return Finished(status="cancelled", failure=Failure.of(Cancelled("The job was cancelled")))
         if verb == "die":
             return failed(WorkerDied("its workers died"))
-        return Finished(status="succeeded", parts=tuple(speech.answer() for speech in speeches))
-
-    @property
-    def _form(self) -> ReplyForm | None:
-        return self.worker.reply if isinstance(self.claimed.job.request, Chat) else None
+        answers = (speech.answer().model_copy(update={"reply": form}) for speech in speeches)
+        return Finished(status="succeeded", parts=tuple(answers))
 
     async def _speak(self, speeches: list[Speech], *, holds: bool) -> None:
         """A word of each in turn."""
@@ -247,9 +244,8 @@ class Performance:
 class Speech:
     """What one sequence of a job says."""
 
-    def __init__(self, request: Generation, index: int, prompt: str, choice: int, form: ReplyForm | None) -> None:
+    def __init__(self, request: Generation, index: int, prompt: str, choice: int) -> None:
         self._request = request
-        self._form = form
         self._index = index
         words = [word + "'" * choice for word in prompt.partition(" ")[2].split("|")]
         if request.media:
@@ -289,7 +285,6 @@ class Speech:
             ids=self._ids,
             prompt="the prompt",
             prompt_tokens=7,
-            reply=self._form,
             stop_type=StopType.LIMIT if self._is_cut else StopType.EOS,
             id_slot=self._request.id_slot if self._request.id_slot >= 0 else 2,
             seed=sampling.seed if sampling.seed is not None else 42,

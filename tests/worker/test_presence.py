@@ -6,8 +6,10 @@ import asyncio
 import os
 from typing import cast
 
-from shared.bus import Bus, WorkerState
-from worker.presence import Announcer
+from shared.bus import Bus, Recent, SlotState, WorkerState
+from shared.jobs import Completion, Constraint, Image, Media, Sampling
+from shared.work import Work
+from worker.presence import Announcer, Window, without_words
 
 
 class Wall:
@@ -49,3 +51,37 @@ async def test_a_file_whose_name_is_no_utf_8_can_be_told_of() -> None:
     announcing.cancel()
     await asyncio.wait((announcing,))
     assert wall.heard.get_nowait().failure == "cannot read m\ufffd"
+
+
+def test_what_all_may_see_of_a_request_has_nobodys_words() -> None:
+    asked = Completion(
+        prompts=("secret",),
+        system_prompt="secret",
+        n_predict=5,
+        stop=("secret",),
+        constraint=Constraint(syntax="gbnf", text="secret"),
+        media=Media(mark="secret!!", images=(Image(data="secret"),)),
+        sampling=Sampling(
+            temperature=0.5,
+            seed=3,
+            penalty_prompt="secret",
+            logit_bias=(("secret", 1.0),),
+            dry_sequence_breakers=("secret",),
+        ),
+    )
+    slot = SlotState(id=0, is_processing=True, n_ctx=8, asked=without_words(asked))
+    assert slot.model_dump()["asked"] == {
+        "n_predict": 5,
+        "sampling": {"temperature": 0.5, "seed": 3},
+    }
+    assert SlotState.from_json(slot.to_json()) == slot
+
+
+def test_what_was_done_a_minute_ago_is_not_recent() -> None:
+    window = Window()
+    assert window.since(Work(), 1000.0) == Recent()
+    done = Work(n_prompt_tokens=10, prompt_s=2.0, n_predicted_tokens=5, n_begun=1, predicted_s=1.0)
+    told = Recent(prompt_tokens=10, prompt_s=2.0, predicted_tokens=4, predicted_s=1.0)
+    assert window.since(done, 1001.0) == told
+    assert window.since(done, 1060.0) == told
+    assert window.since(done, 1061.0) == Recent()

@@ -12,13 +12,14 @@ from typing import Any
 
 from shared.errors import InvalidRequest
 from shared.events import CallForm, ReplyForm
-from shared.jobs import Chat, ToolUse
+from shared.jobs import Chat, Constraint, ToolUse
 from worker.chat.calls import Calls, learn_calls
 from worker.chat.capabilities import capabilities, takes_system, takes_tools
-from worker.chat.functions import Function, functions_of
+from worker.chat.functions import functions_of
 from worker.chat.generic import CALLS, has_calls, plain_messages
 from worker.chat.reasoning import Marks, learn_reasoning
 from worker.chat.template import Template, goes_on_thinking
+from worker.grammar.reply import ReplyGrammar
 
 GENERIC = CallForm(
     beginning=f'{{"{CALLS}": [',
@@ -28,7 +29,8 @@ GENERIC = CallForm(
     separator=", ",
     ending="]}",
 )
-"""What a generic reply writes calls like."""
+"""What a generic reply writes calls like, and what it writes before an answer."""
+RESPONSE = '{"response": '
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +41,6 @@ class SpokenChat:
     calls: Calls | None = None
     """How it calls in a way of its own; None when it must not, or has none."""
     is_generic: bool = False
-    functions: tuple[Function, ...] = ()
-    """That may be called."""
 
 
 class Dialect:
@@ -70,16 +70,17 @@ class Dialect:
     def spoken(self, chat: Chat) -> SpokenChat:
         """InvalidRequest for tools that nobody could call, and for what cannot go on with its last message."""
         _check_continued(chat)
-        functions = () if chat.tool_use is None else functions_of(chat.tool_use)
+        if chat.tool_use is not None:
+            functions_of(chat.tool_use)
         if self.calls is not None:
             messages = tuple(_with_arguments(chat.messages)) if self.calls.takes_objects else chat.messages
             chat = chat.model_copy(update={"messages": messages})
-            return SpokenChat(chat, self.calls if functions else None, functions=functions)
+            return SpokenChat(chat, self.calls if chat.tool_use is not None else None)
         if chat.tool_use is None and not (has_calls(chat.messages) and not self.capabilities["supports_tool_calls"]):
             return SpokenChat(chat)
         messages = tuple(plain_messages(chat.messages, chat.tool_use, takes_system=self._takes_system))
         plain = chat.model_copy(update={"messages": messages, "tool_use": None})
-        return SpokenChat(plain, is_generic=bool(functions), functions=functions)
+        return SpokenChat(plain, is_generic=chat.tool_use is not None)
 
     @cached_property
     def tool_reply(self) -> ReplyForm:
@@ -102,6 +103,29 @@ class Dialect:
             is_generic=spoken.is_generic,
         )
         return None if form == ReplyForm() else form
+
+    def grammar(self, chat: Chat, reply: ReplyForm | None) -> Constraint | ReplyGrammar | None:
+        """What the answer to a chat must satisfy, beyond what the client said itself: a schema is of an answer that is
+        no call, and of nothing that is thought before. InvalidRequest for a grammar where there are tools, as
+        llama.cpp has it: either would break the other."""
+        form, constraint, use = reply or ReplyForm(), chat.constraint, chat.tool_use
+        if use is None:
+            if constraint is None or form.reasoning is None:
+                return constraint
+            return ReplyGrammar(content=constraint, reasoning=form.reasoning, is_reasoning=form.is_reasoning)
+        if constraint is not None and constraint.syntax != "json_schema":
+            raise InvalidRequest(f"Field '{constraint.name}': it cannot be used with tools", param=constraint.name)
+        writes_one = self.calls is not None and not self.calls.is_parallel
+        return ReplyGrammar(
+            functions=tuple(each for each in functions_of(use) if use.name in ("", each.name)),
+            form=GENERIC if form.calls is None else form.calls,
+            response=RESPONSE if form.is_generic and constraint is None else "",
+            must_call=use.must_call,
+            is_parallel=use.is_parallel and not use.name and not writes_one,
+            content=constraint,
+            reasoning=form.reasoning,
+            is_reasoning=form.is_reasoning,
+        )
 
 
 def _check_continued(chat: Chat) -> None:

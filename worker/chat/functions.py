@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 from shared.errors import InvalidRequest
 from shared.jobs import ToolUse
+from worker.grammar.reply import Function
 
 MAX_FUNCTIONS = 128
 """OpenAI's."""
@@ -16,14 +17,6 @@ MAX_LENGTH = 512 * 1024
 
 _NAME = re.compile(r"[\w.:/-]{1,128}", re.ASCII)
 """Nothing that could be taken for an end of the name, in whatever way it is written."""
-
-
-class Function(NamedTuple):
-    name: str
-    parameters: str
-    """The JSON Schema of its arguments, which are an object."""
-    field: str
-    """Where the client has that."""
 
 
 def functions_of(use: ToolUse) -> tuple[Function, ...]:

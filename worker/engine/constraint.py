@@ -1,5 +1,5 @@
 """Which tokens a constraint leaves to a sequence: grammars tried once, a matcher for each sequence, and the thread that
-works out what may come next while the decode runs.
+works out what may come next while the decode runs. A grammar may wait for its cue, and costs nothing until then.
 
 Masks are worked out by llguidance, natively and for all sequences together. Nothing here knows logits but as a row
 to be masked; what grammars look like is for `worker.grammar` to know.
@@ -8,8 +8,11 @@ to be masked; what grammars look like is for `worker.grammar` to know.
 from __future__ import annotations
 
 import hashlib
+import pickle
 import threading
+import time
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,14 +24,18 @@ from numpy.typing import NDArray
 from shared.errors import InvalidRequest
 from shared.jobs import Constraint
 from worker.closing import Closing
+from worker.grammar.cue import Cue, Listener
 from worker.grammar.examiner import Examiner, Verdict
 from worker.grammar.lexicon import Lexicon
+from worker.grammar.reply import ReplyGrammar
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
 MAX_KNOWN = 64
 """Verdicts that are kept for whoever asks again."""
+TRYING_S = 5.0
+"""For all schemas of one request's functions, of which one takes some milliseconds."""
 PATIENCE_S = 1.0
 """After which a thread that waits for a mask looks whether there is still somebody to give one."""
 FEW = 64
@@ -44,6 +51,10 @@ class Grammar:
     beginning: LLMatcher
     name: str
     """What the client calls it."""
+    cue: Cue | None = None
+    """What must have been said before it begins."""
+    tokens: Sequence[bytes] = ()
+    """Of the vocabulary, by id, to hear that."""
 
 
 class Grammars(Closing):
@@ -55,20 +66,33 @@ class Grammars(Closing):
         self._known: OrderedDict[bytes, Verdict] = OrderedDict()
         self._lock = threading.Lock()
 
-    def compile(self, constraint: Constraint) -> Grammar:
-        """Raises InvalidRequest, with the client's name for it, in a second or two of the processor at most."""
+    def compile(self, constraint: Constraint | ReplyGrammar) -> Grammar:
+        """Raises InvalidRequest, with the client's name for what is at fault, in a second or two of the processor; with
+        many functions in `TRYING_S` and a second."""
+        if isinstance(constraint, ReplyGrammar):
+            self._try_parts(constraint)
         verdict = self._verdict(constraint)
         matcher = self._lexicon.matcher(verdict.lark) if not verdict.reason else None
         reason = verdict.reason if matcher is None else matcher.get_error()
         if matcher is None or reason:
-            raise InvalidRequest(f"Field '{constraint.name}': {reason}", param=constraint.name)
-        return Grammar(matcher, constraint.name)
+            raise _refusal(constraint.name, reason)
+        cue = constraint.cue if isinstance(constraint, ReplyGrammar) else None
+        return Grammar(matcher, constraint.name, cue, self._lexicon.tokens)
+
+    def _try_parts(self, grammar: ReplyGrammar) -> None:
+        """Each schema alone, to name the one that is at fault, and since a trial of the whole may not get that far."""
+        until = time.monotonic() + TRYING_S
+        for part in grammar.parts:
+            if reason := self._verdict(part).reason:
+                raise _refusal(part.name, reason)
+            if time.monotonic() > until:
+                raise _refusal(grammar.name, "they take too much time")
 
     def close(self) -> None:
         self._examiner.close()
 
-    def _verdict(self, constraint: Constraint) -> Verdict:
-        key = hashlib.blake2b(f"{constraint.syntax}\0{constraint.text}".encode("utf-8", "surrogatepass")).digest()
+    def _verdict(self, constraint: Constraint | ReplyGrammar) -> Verdict:
+        key = hashlib.blake2b(pickle.dumps(constraint)).digest()
         with self._lock:
             if key in self._known:
                 self._known.move_to_end(key)
@@ -81,8 +105,13 @@ class Grammars(Closing):
         return verdict
 
 
+def _refusal(name: str, reason: str) -> InvalidRequest:
+    return InvalidRequest(f"Field '{name}': {reason}", param=name)
+
+
 class Mask(NamedTuple):
-    """What may come behind `n_tokens` of a text. Of `ids` and `caps` one is there; without either nothing may come."""
+    """What may come behind `n_tokens` of a text. Of `ids` and `caps` one is there; without either nothing may come, or
+    anything if it `is_free`."""
 
     n_tokens: int
     is_over: bool
@@ -93,8 +122,12 @@ class Mask(NamedTuple):
     """(n_vocab): plus infinity for those that may, else minus infinity."""
     failure: str = ""
     """Why it cannot go on: then nothing may come."""
+    is_free: bool = False
+    """What sounded like the cue was none."""
 
     def apply(self, row: Floats) -> None:
+        if self.is_free:
+            return
         if self.caps is not None:
             np.minimum(row, self.caps, out=row)
             return
@@ -115,30 +148,44 @@ class Matcher:
         self._name = grammar.name
         self._masks = masks
         self._native = grammar.beginning.deep_copy()
+        self._tokens = grammar.tokens
+        self._listener = Listener(grammar.cue) if grammar.cue is not None else None  # until the cue is heard
+        self._has_cue = grammar.cue is not None
         self._accepted: deque[int] = deque()  # the decode thread appends, the other one takes
         self._n_accepted = 0  # written by the decode thread
         self._n_followed = 0  # written by the other one
         self._mask: Mask | None = None  # written by the other one
+        self._is_free = False  # written by the other one
         self._room: Floats | None = None  # for caps
-        masks.ask(self)
+        if self._listener is None:
+            masks.ask(self)
 
     def accept(self, token: int) -> None:
-        self._n_accepted += 1
-        self._accepted.append(token)
+        tokens: tuple[int, ...] = (token,)
+        if self._listener is not None:
+            tokens = self._listener.push(token, self._tokens[token])
+            if not tokens:
+                return
+            self._listener = None
+        self._n_accepted += len(tokens)
+        self._accepted.extend(tokens)
         self._masks.ask(self)
 
     def mask(self, row: Floats) -> None:
-        self._masks.of(self).apply(row)
+        if self._listener is None:
+            self._masks.of(self).apply(row)
 
     @property
     def is_over(self) -> bool:
-        return self._masks.of(self).is_over
+        return self._listener is None and self._masks.of(self).is_over
 
     @property
     def failure(self) -> InvalidRequest | None:
         """What to tell the client when no token may come since its grammar is too much for llguidance."""
+        if self._listener is not None:
+            return None
         failure = self._masks.of(self).failure
-        return InvalidRequest(f"Field '{self._name}': {failure}", param=self._name) if failure else None
+        return _refusal(self._name, failure) if failure else None
 
     def current(self) -> Mask | None:
         """The mask behind all that was accepted, if it is there."""
@@ -148,12 +195,18 @@ class Matcher:
     def follow(self) -> LLMatcher:
         """Take in what was accepted. Returns what is to be asked for the mask; it may have failed."""
         tokens = [self._accepted.popleft() for _ in range(len(self._accepted))]
-        self._n_followed += len(tokens)
-        self._native.consume_tokens(tokens)
+        is_first, self._n_followed = self._n_followed == 0, self._n_followed + len(tokens)
+        if self._has_cue and is_first and self._native.validate_tokens(tokens) < len(tokens):
+            self._is_free = True  # a mark in letters, say, and not in its token
+        if not self._is_free:
+            self._native.consume_tokens(tokens)
         return self._native
 
     def publish(self, bits: NDArray[np.uint8], n_vocab: int, eog: Ids) -> None:
         """The answer to what `follow` returned: one bit for each token."""
+        if self._is_free:
+            self._mask = Mask(self._n_followed, is_over=False, is_free=True)
+            return
         if self._native.is_error():
             failure = self._native.get_error().split("\n", 1)[0]
             self._mask = Mask(self._n_followed, is_over=False, failure=failure)

@@ -193,7 +193,7 @@ class Engine:
 
     def _run(self) -> None:
         self._is_resting = False
-        with Scribe(self.model.detokenize, self.model.token_bytes, self._on_events) as self._scribe:
+        with Scribe(self.model.detokenize, self._on_events) as self._scribe:
             while not self._is_stopping:
                 self._progress_at = time.monotonic()
                 if self._has_work():

@@ -19,6 +19,7 @@ from worker.engine.cells import Cells, Ids
 from worker.engine.constraint import Masks, Matcher
 from worker.engine.grouping import UNGROUPED, Grouping
 from worker.engine.llama import Model
+from worker.engine.logprobs import TokenBytes
 from worker.engine.overflow import FullContext, Shift
 from worker.engine.sampling import Sampler, Setting
 from worker.engine.scribe import answer
@@ -155,9 +156,13 @@ class Launcher:
 
     def _transcript(self, task: GenerateTask) -> Transcript:
         """As it stands after what an earlier attempt produced."""
-        transcript = Transcript(task.request.stop, self._model.token_bytes, task.request.n_indent)
+        transcript = Transcript(task.request.stop, self._token_bytes(task), task.request.n_indent)
         transcript.replay(task.produced, task.logprobs)
         return transcript
+
+    def _token_bytes(self, task: GenerateTask) -> TokenBytes:
+        shown, token_bytes = task.shown, self._model.token_bytes
+        return (lambda token: token_bytes(token, special=token in shown)) if shown else token_bytes
 
 
 def _ids(task: GenerateTask) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from shared.events import Answer, Failure, Progress, Score, SlotReport, StopType, Timings, Tokens, Vector
-from worker.engine.logprobs import TokenBytes, logprob_of
+from worker.engine.logprobs import logprob_of
 from worker.engine.overflow import Shift
 from worker.engine.sampling import Choice
 from worker.engine.sequence import Completed, Discarded, Ending, Failed
@@ -81,9 +81,8 @@ class Found(NamedTuple):
 class Scribe:
     """Use as a context manager. `hand` and `collect` are for the decode thread, in turns."""
 
-    def __init__(self, detokenize: Detokenize, token_bytes: TokenBytes, on_events: OnEvents) -> None:
+    def __init__(self, detokenize: Detokenize, on_events: OnEvents) -> None:
         self._detokenize = detokenize
-        self._token_bytes = token_bytes
         self._on_events = on_events
         self._inbox: SimpleQueue[Sequence[Line] | None] = SimpleQueue()
         self._outbox: SimpleQueue[list[Found] | BaseException] = SimpleQueue()
@@ -150,7 +149,7 @@ class Scribe:
         key, transcript = sequence.task.key, sequence.transcript
         # The end of a generation has no text, and nobody is told how likely it was.
         is_eos = isinstance(ending, Completed) and ending.stop_type is StopType.EOS
-        logprob = None if is_eos else logprob_of(line.choice, self._token_bytes)
+        logprob = None if is_eos else logprob_of(line.choice, transcript.token_bytes)
         utterance = transcript.push(line.choice.token, logprob, is_last=isinstance(ending, Completed))
         timings = _timings(sequence, line.at) if sequence.task.request.timings_per_token else None
         page.say(key, utterance, line.memory, timings)

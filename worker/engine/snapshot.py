@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from shared.jobs import Generation
 from shared.work import Work
 from worker.engine.plan import Plan
 from worker.engine.sequence import Sequence
@@ -24,6 +25,9 @@ class SlotSnapshot:
     n_prompt_tokens_cache: int = 0
     n_decoded: int = 0
     n_remain: int = -1
+    has_new_line: bool = False
+    request: Generation | None = None
+    """Of that sequence, as it was asked."""
 
     @classmethod
     def of(cls, slot: int, sequence: Sequence | None, n_ctx: int) -> SlotSnapshot:
@@ -41,6 +45,8 @@ class SlotSnapshot:
             n_prompt_tokens_cache=sequence.n_reused,
             n_decoded=sequence.n_decoded if is_processing else 0,
             n_remain=sequence.n_remain if is_processing else -1,
+            has_new_line=sequence.transcript.has_new_line,
+            request=sequence.task.request,
         )
 
 

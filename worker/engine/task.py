@@ -72,6 +72,8 @@ class GenerateTask:
     """Rows that stand in the prompt, in order."""
     reply: ReplyForm | None = None
     """How what is said is to be read; for the answer."""
+    shown: frozenset[int] = frozenset()
+    """Control tokens that are words in what is said: the others have no text."""
 
     @property
     def text(self) -> tuple[int, ...]:

@@ -40,7 +40,8 @@ class Transcript:
     """
 
     def __init__(self, stops: Iterable[str], token_bytes: Callable[[int], bytes], n_indent: int = 0) -> None:
-        self._token_bytes = token_bytes
+        self.token_bytes = token_bytes
+        """Of ids as they are told here."""
         self._detokenizer = Detokenizer()
         self._stops = StopMatcher(stops)
         self._indents = IndentMatcher(n_indent)
@@ -86,7 +87,7 @@ class Transcript:
         self._unsaid.append(token)
         if logprob is not None:
             self._scored.append(_Scored(self._n_read, logprob))
-        text = self._detokenizer.push(self._token_bytes(token))
+        text = self._detokenizer.push(self.token_bytes(token))
         self._n_read += len(text)
         return self._say(text, is_last)
 

@@ -18,6 +18,7 @@ from shared.errors import EngineFailed
 from shared.jobs import Constraint
 from worker.closing import Closing
 from worker.grammar.lexicon import Lexicon
+from worker.grammar.reply import ReplyGrammar
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class Examiner(Closing):
         self._lock = threading.Lock()
         self._trial: subprocess.Popen[bytes] | None = None
 
-    def examine(self, constraint: Constraint) -> Verdict:
+    def examine(self, constraint: Constraint | ReplyGrammar) -> Verdict:
         """Raises EngineFailed when no process can be had for it, or none that gets time on a processor."""
         with self._lock:
             if self._trial is not None and self._trial.poll() is not None:
@@ -90,7 +91,7 @@ class Examiner(Closing):
         self._trial = None
 
 
-def _send(trial: subprocess.Popen[bytes], value: Lexicon | Constraint) -> None:
+def _send(trial: subprocess.Popen[bytes], value: Lexicon | Constraint | ReplyGrammar) -> None:
     assert trial.stdin is not None
     pickle.dump(value, trial.stdin)
     trial.stdin.flush()

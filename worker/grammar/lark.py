@@ -20,7 +20,7 @@ from worker.grammar.nodes import Characters, Choice, Node, Reference, Repeat, Ro
 MAX_LENGTH = 512 * 1024
 """Of a constraint, in characters."""
 
-_OPTIONS = '%llguidance {"no_forcing": true}\n'
+OPTIONS = '%llguidance {"no_forcing": true}\n'
 """Without looking for text that must come next: with `a{1000000}` that takes seconds, and we have no use for it."""
 
 WHITE_SPACE = r"\x20|\n[\x20\t]{0,20}"
@@ -43,11 +43,11 @@ def lark_of(constraint: Constraint) -> str:
         raise BadGrammar("it has a NUL character")
     match constraint.syntax:
         case "gbnf":
-            return _OPTIONS + _Writer(gbnf.read(text)).written()
+            return OPTIONS + _Writer(gbnf.read(text)).written()
         case "regex":
-            return f"{_OPTIONS}start: /{_one_line(regex_to_lark(text, 'dw'))}/\n"
+            return f"{OPTIONS}start: /{_one_line(regex_to_lark(text, 'dw'))}/\n"
         case "json_schema":
-            return f"{_OPTIONS}start: %json {_schema(text)}\n"
+            return f"{OPTIONS}start: %json {schema_of(text)}\n"
 
 
 def _one_line(regex: str) -> str:
@@ -55,7 +55,8 @@ def _one_line(regex: str) -> str:
     return regex.replace("\r", r"\r").replace("\n", r"\n")
 
 
-def _schema(text: str) -> str:
+def schema_of(text: str) -> str:
+    """A JSON Schema as llguidance is to read it. Raises BadGrammar."""
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError):

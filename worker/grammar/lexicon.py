@@ -39,6 +39,11 @@ class Lexicon:
         self._tokenizer = LLTokenizer(_Tokens(marked, ends[0]), eos_token=ends)  # type: ignore[arg-type]
         self.n_bits = len(marked)
 
+    @functools.cached_property
+    def controls(self) -> dict[str, int]:
+        """Control tokens by their text."""
+        return {self.tokens[token].decode("utf-8", "replace"): token for token in sorted(self.control)}
+
     def __reduce__(self) -> tuple[type[Lexicon], tuple[tuple[bytes, ...], frozenset[int], frozenset[int]]]:
         return Lexicon, (self.tokens, self.control, self.eog)
 

@@ -21,6 +21,7 @@ from worker.grammar.examiner import READY, Verdict
 from worker.grammar.gbnf import BadGrammar
 from worker.grammar.lark import lark_of
 from worker.grammar.lexicon import Lexicon
+from worker.grammar.reply import ReplyGrammar, reply_lark
 
 TIME_S = 1.0
 """Of the processor, for one constraint: fifty thousand alternatives take half of it."""
@@ -39,7 +40,7 @@ def main() -> None:
     _say(READY)
     while True:
         try:
-            constraint: Constraint = pickle.load(sys.stdin.buffer)
+            constraint: Constraint | ReplyGrammar = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
         signal.setitimer(signal.ITIMER_PROF, TIME_S)  # nobody handles its signal, so it ends native code too
@@ -53,10 +54,10 @@ def _say(verdict: Verdict) -> None:
     sys.stdout.buffer.flush()
 
 
-def tried(constraint: Constraint, lexicon: Lexicon) -> Verdict:
+def tried(constraint: Constraint | ReplyGrammar, lexicon: Lexicon) -> Verdict:
     """Read it, make a matcher of it, and begin some text with that."""
     try:
-        lark = lark_of(constraint)
+        lark = _lark(constraint, lexicon)
     except BadGrammar as error:
         return Verdict(reason=str(error))
     matcher = lexicon.matcher(lark)
@@ -74,6 +75,10 @@ def tried(constraint: Constraint, lexicon: Lexicon) -> Verdict:
         if matcher.is_stopped():
             break
     return Verdict(lark=lark)
+
+
+def _lark(constraint: Constraint | ReplyGrammar, lexicon: Lexicon) -> str:
+    return lark_of(constraint) if isinstance(constraint, Constraint) else reply_lark(constraint, lexicon.controls)
 
 
 def _reason(error: str) -> str:

@@ -14,6 +14,7 @@ from api.schemas.choices import ChatShape, Wanted
 from api.schemas.logprobs import native_json
 from api.schemas.of_2024 import failure
 from api.schemas.of_2024.defaults import capped, completed_chat
+from api.schemas.telling import Telling
 from shared.events import Answer, Finished
 from shared.jobs import Chat
 
@@ -27,8 +28,8 @@ class ChatShapeOf2024(ChatShape):
     """The model is called as the client called it. Of a stream the first piece has no content, usage comes with the
     reason why it ended, and nothing comes behind that."""
 
-    def __init__(self, name: str | None, origin: Origin, request: Chat, wanted: Wanted) -> None:
-        super().__init__(origin._replace(model=name or origin.model), request, wanted)
+    def __init__(self, name: str | None, origin: Origin, request: Chat, wanted: Wanted, telling: Telling) -> None:
+        super().__init__(origin._replace(model=name or origin.model), request, wanted, telling)
 
     def end(self) -> bytes:
         return super().end().removesuffix(sse.DONE)

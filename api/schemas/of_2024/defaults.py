@@ -28,8 +28,13 @@ _SAMPLERS = [
 """Those of then in their order, and between them what has come since and is off unless it is asked for."""
 
 _DEFAULTS: dict[str, Any] = {"cache_prompt": False, "truncate": True, "shift": True, "samplers": _SAMPLERS}
-_CHAT_DEFAULTS = _DEFAULTS | {"temperature": 1.0, "top_p": 1.0}
-"""A chat had OpenAI's of these, everything else llama.cpp's."""
+_CHAT_DEFAULTS = _DEFAULTS | {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "reasoning_format": "none",
+    "continue_final_message": False,
+}
+"""A chat had OpenAI's of the first two, everything else llama.cpp's. Its text was content, and a turn of its own."""
 
 
 def completed(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def response(fields: dict[str, Any]) -> Ask:
         lane=typed.lane,
         is_stream=typed.stream,
         keep_alive_s=typed.keep_alive_s,
-        is_kept=typed.store,
+        kept_fields=fields if typed.store else None,
         is_background=typed.background,
         metadata=typed.metadata,
         album=asked.album,

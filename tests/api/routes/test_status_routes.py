@@ -12,8 +12,9 @@ import pytest
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
-from shared.bus import Bus, open_bus
+from shared.bus import Bus, SlotState, open_bus
 from shared.errors import BusUnavailable
+from shared.jobs import Generation, Sampling
 from shared.settings import ApiSettings
 from tests.api.conftest import Api, RedisProcess, serve
 from tests.api.scripted_worker import ScriptedWorker, card
@@ -187,6 +188,26 @@ async def test_slots_are_numbered_over_workers(settings: ApiSettings, bus: Bus) 
         assert [slot["worker"] for slot in slots] == ["a", "a", "b", "b", "b"]
         assert slots[0]["next_token"][0]["n_remain"] == -1
         assert (await api.client.get("/slots?fail_on_no_slot=1")).status_code == 200
+
+
+async def test_a_slot_tells_how_its_text_is_made_under_the_names_of_both_generations(
+    settings: ApiSettings, bus: Bus
+) -> None:
+    asked = Generation(n_predict=7, sampling=Sampling(temperature=0.5, top_k=3))
+    busy = SlotState(id=0, is_processing=True, n_ctx=64, job_id="job_0_secret", n_remain=4, n_decoded=3, asked=asked)
+    await ScriptedWorker(bus).announce("ready", slots=[busy, SlotState(id=1, is_processing=False, n_ctx=64)])
+    async with serve(settings) as api:
+        response = await api.client.get("/slots")
+        told, fresh = response.json()
+        assert "secret" not in response.text and told["id_task"] >= 0
+        expected = {"n_predict": 7, "temperature": 0.5, "top_k": 3, "seed": 0xFFFFFFFF, "top_p": 0.95}
+        assert told.items() >= expected.items() and told["params"].items() >= expected.items()
+        assert told["next_token"] == [
+            {"has_next_token": True, "has_new_line": False, "n_remain": 4, "n_decoded": 3},
+        ]
+        assert (told["state"], told["is_processing"]) == (1, True)
+        assert "params" not in fresh and fresh["id_task"] == -1
+        assert (fresh["state"], fresh["next_token"][0]["n_remain"], fresh["next_token"][0]["n_decoded"]) == (0, -1, 0)
 
 
 async def test_a_full_house_fails_when_asked_to(settings: ApiSettings, bus: Bus) -> None:

@@ -165,7 +165,7 @@ MESSAGES = [{"role": "user", "content": "hi"}]
         ({"tools": {}}, InvalidRequest),
         ({"tools": [{}]}, InvalidRequest),
         ({"modalities": ["text", "audio"]}, NotSupported),
-        ({"continue_final_message": True}, NotSupported),
+        ({"continue_final_message": True}, InvalidRequest),
         ({"continue_final_message": True, "add_generation_prompt": True}, InvalidRequest),
     ],
     ids=str,
@@ -198,7 +198,10 @@ def test_chat_lets_harmless_fields_pass(given: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("given", "error"),
     [
-        ({"suffix": "x"}, NotSupported),
+        ({"suffix": "x", "prompt": ["a", "b"]}, InvalidRequest),
+        ({"suffix": "x", "prompt": [5, 6]}, InvalidRequest),
+        ({"suffix": "x", "system_prompt": "y"}, InvalidRequest),
+        ({"suffix": 5}, InvalidRequest),
         ({"best_of": 2}, NotSupported),
         ({"best_of": 3, "n": 2}, NotSupported),
         ({"best_of": 1, "n": 2}, InvalidRequest),
@@ -230,7 +233,11 @@ def test_text_completions_let_pass_what_asks_for_nothing_more(given: dict[str, A
 @pytest.mark.parametrize("more", [{"lora": [{"id": 0, "scale": 1}]}, {"id_slot": 2}])
 def test_adapters_and_slots_are_chosen_on_all_generating_paths(more: dict[str, Any]) -> None:
     (name,) = more
-    bodies = [(completion, {"prompt": "x"}), (completions, {"prompt": "x"}), (chat, {"messages": MESSAGES})]
+    bodies: list[tuple[Any, dict[str, Any]]] = [
+        (completion, {"prompt": "x"}),
+        (completions, {"prompt": "x"}),
+        (chat, {"messages": MESSAGES}),
+    ]
     for read_body, body in [*bodies, (infill, {"input_prefix": "x", "input_suffix": "y"})]:
         assert getattr(asked(read_body(body | more)), name) == getattr(asked(completion({"prompt": "x"} | more)), name)
 

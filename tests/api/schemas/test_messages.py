@@ -1,4 +1,4 @@
-"""Chat messages and tools."""
+"""Chat messages."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ from typing import Any
 
 import pytest
 
-from api.schemas.messages import messages_of, tools_of
-from api.schemas.openai import chat
+from api.schemas.messages import messages_of
 from api.schemas.pictures import Album
 from shared.errors import InvalidRequest, NotSupported
-from shared.jobs import Chat
 
 TEXT = {"type": "text", "text": "Hi"}
-TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 @pytest.mark.parametrize(
@@ -40,6 +37,10 @@ TOOL = {"type": "function", "function": {"name": "f"}}
         [{"role": "assistant", "tool_calls": {}}],
         [{"role": "assistant", "tool_calls": [{}]}],
         [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 5}}]}],
+        [{"role": "assistant", "tool_calls": [{"id": 5, "function": {"name": "f"}}]}],
+        [{"role": "assistant", "content": "x", "reasoning_content": 5}],
+        [{"role": "tool", "content": "x", "tool_call_id": 5}],
+        [{"role": "tool", "tool_call_id": "a"}],
     ],
     ids=str,
 )
@@ -78,21 +79,9 @@ def test_what_is_neither_text_nor_image_is_not_supported(kind: str) -> None:
         messages_of([{"role": "user", "content": [{"type": kind, kind: {}}]}], Album())
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
-def test_a_call_cannot_be_forced(choice: Any) -> None:
-    with pytest.raises(NotSupported):
-        tools_of({"tools": [TOOL], "tool_choice": choice})
-
-
-@pytest.mark.parametrize("choice", ["foo", 5, []])
-def test_a_choice_that_is_none_is_refused(choice: Any) -> None:
-    with pytest.raises(InvalidRequest):
-        tools_of({"tools": [TOOL], "tool_choice": choice})
-
-
-def test_the_template_is_told_of_tools_that_may_be_called() -> None:
-    body = {"messages": [{"role": "user", "content": "hi"}], "tools": [TOOL]}
-    request = chat(body).request
-    assert isinstance(request, Chat) and request.template_kwargs == {"tools": [TOOL]}
-    request = chat(body | {"tool_choice": "none"}).request
-    assert isinstance(request, Chat) and request.template_kwargs == {}
+@pytest.mark.parametrize(("arguments", "read"), [("", "{}"), (None, "{}"), ("{bad", "{bad"), ({"a": 1}, {"a": 1})])
+def test_what_a_model_once_called_with_stays_what_it_is(arguments: Any, read: Any) -> None:
+    call = {"id": "c1", "function": {"name": "f", "arguments": arguments}}
+    (message,) = messages_of([{"role": "assistant", "tool_calls": [call]}], Album())
+    told = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": read}}
+    assert message == {"role": "assistant", "content": None, "tool_calls": [told]}
