@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from api.access import read_body
+from api.body import read_as
 from api.context import context_of, path_of, tenant_of
 from api.images import place_images
 from api.kept import kept_body
@@ -23,7 +23,7 @@ async def spoken(request: Request) -> ASGIApp:
 
 async def answer(request: Request, read: Reader) -> ASGIApp:
     """Everything that can be refused without a worker is refused before anything is queued."""
-    return await answer_to(request, read(await read_body(request, context_of(request).max_body)))
+    return await answer_to(request, await read_as(request, context_of(request).max_body, read))
 
 
 async def answer_to(request: Request, ask: Ask) -> ASGIApp:

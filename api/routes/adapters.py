@@ -14,7 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from api.access import query_of, read_list
+from api.access import query_of
+from api.body import read_list
 from api.context import context_of, json_response, tenant_of
 from api.openapi import answers
 from api.openapi.description import Reach, described

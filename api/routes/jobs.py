@@ -14,7 +14,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api import sse
-from api.access import header_of, idempotency_key_of, query_of, read_body
+from api.access import header_of, idempotency_key_of, query_of
+from api.body import read_body
 from api.context import Context, context_of, tenant_of, written_response
 from api.kept import enqueue, kept_body, record_of
 from api.openapi import answers

@@ -14,7 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.access import idempotency_key_of, query_of, read_body
+from api.access import idempotency_key_of, query_of
+from api.body import read_body
 from api.context import Context, context_of, json_response, path_of, tenant_of
 from api.kept import KeptJob, enqueue, kept_body, record_of
 from api.openapi import responses as told

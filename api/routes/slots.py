@@ -12,7 +12,8 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from api.access import query_of, read_body_if_any
+from api.access import query_of
+from api.body import read_body_if_any
 from api.context import context_of, tenant_of
 from api.openapi import answers
 from api.openapi.description import Reach, described

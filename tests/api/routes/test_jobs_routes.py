@@ -530,7 +530,7 @@ async def test_a_position_is_one_that_the_queue_has(settings: ApiSettings, bus: 
 
 
 async def test_an_unknown_job_is_not_found(api: Api) -> None:
-    ids = ("job_0_" + "0" * 24, "job_7_" + "0" * 24, "nonsense", "job_0_%00", "job_٣_a", "job_0_" + "a" * 50_000, "%ff")
+    ids = ("job_0_" + "0" * 24, "job_7_" + "0" * 24, "nonsense", "job_0_%00", "job_٣_a", "job_0_" + "a" * 5_000, "%ff")
     for job_id in ids:
         for response in (
             await api.client.get(f"/v1/jobs/{job_id}"),
@@ -635,7 +635,7 @@ async def test_jobs_are_listed_by_status(api: Api, worker: ScriptedWorker) -> No
 BAD_QUERIES = [
     *(("limit", text) for text in ("0", "101", "-1", "+1", "1.0", "1e1", "", "x", "٣", " 1", "9" * 200)),
     *(("status", text) for text in ("", "done", "QUEUED", "queued,running")),
-    *(("after", text) for text in ("", "x", "job_0_" + "0" * 24, "job_٣_a", "x" * 50_000, "\x00")),
+    *(("after", text) for text in ("", "x", "job_0_" + "0" * 24, "job_٣_a", "x" * 5_000, "\x00")),
     ("stauts", "queued"),
 ]
 
