@@ -379,3 +379,23 @@ def test_a_worker_refuses_what_its_pooling_is_not_for(registrar: Registrar, rera
     assert admit(unpooled, kind="embedding", inputs=["a"]).tasks
     with pytest.raises(InvalidRequest, match="pooling is none"):
         admit(unpooled, kind="embedding", inputs=["a"], is_pooled=True)
+
+
+def test_an_input_that_may_be_cut_loses_its_end_and_not_what_closes_it(model: Model, tmp_path: Path) -> None:
+    short = Registrar(model, Rules(n_ctx=64, inputs=InputRules(n_most=3)))
+    with pytest.raises(InvalidRequest):
+        admit(short, kind="embedding", inputs=[[28] * 4])
+    inputs = [[28, 29, 30, 31], "a b c d e f g h" * 200_000, "a"]
+    tasks = admit(short, kind="embedding", inputs=inputs, truncates=True).tasks
+    assert [task.tokens for task in tasks if isinstance(task, EmbedTask)] == [
+        (28, 29, 30),
+        tuple(model.tokenize("a b c", add_special=True, parse_special=True)),
+        tuple(model.tokenize("a", add_special=True, parse_special=True)),
+    ]
+    with pytest.raises(InvalidRequest, match="no tokens"):
+        admit(short, kind="embedding", inputs=[""], truncates=True)
+    with Model.load(write_reranker_model(tmp_path / "closing.gguf")) as closing:
+        opens, *text, closes = closing.tokenize("abcdef", add_special=True, parse_special=True)
+        cut = Registrar(closing, Rules(n_ctx=64, inputs=InputRules(n_most=5)))
+        [task] = admit(cut, kind="embedding", inputs=["abcdef"], truncates=True).tasks
+        assert isinstance(task, EmbedTask) and task.tokens == (opens, *text[:3], closes)
