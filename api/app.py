@@ -6,29 +6,32 @@ The process keeps nothing: what it knows is in Redis, so any number of it can ru
 from __future__ import annotations
 
 import asyncio
-import signal
 import socket
+import ssl
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import structlog
-import uvicorn
 import uvloop
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Route
 
-from api.access import Access, Keys
+from api.access import Access
 from api.context import Context
+from api.cors import Cors
 from api.fleet import Fleet
+from api.keys import Keys, keys_of
 from api.listener import open_listener
 from api.openapi.description import ByMethod
 from api.outgoing import Outgoing
 from api.problems import on_error
 from api.profiles import Profiles
-from api.routes import adapters, docs, jobs, llamacpp, metrics, models, ollama, openai, props, slots, status
+from api.routes import adapters, docs, jobs, llamacpp, metrics, models, ollama, openai, props, responses, slots, status
+from api.server import SHUTDOWN_S, Server, config_of, make_room_for
+from api.tls import server_context
 from shared import telemetry
 from shared.bus import ADVICE, open_bus
 from shared.errors import BusUnavailable, SlotstreamError
@@ -36,10 +39,9 @@ from shared.settings import ApiSettings, ConfigError
 
 log = structlog.get_logger(__name__)
 
-SHUTDOWN_S = 25
-"""How long open streams may go on after SIGTERM; what is left then gets an error as its last event."""
-
 PROBE = ["GET", "HEAD"]
+
+RESPONSE = ByMethod(GET=responses.show, DELETE=responses.delete).answer
 
 ROUTES: list[BaseRoute] = [
     Route("/health", status.health, methods=PROBE),
@@ -69,6 +71,12 @@ ROUTES: list[BaseRoute] = [
     Route("/v1/completions", openai.completions, methods=["POST"]),
     Route("/v1/chat/completions", openai.chat_completions, methods=["POST"]),
     Route("/chat/completions", openai.chat_completions, methods=["POST"]),
+    Route("/v1/responses", responses.create, methods=["POST"]),
+    Route("/responses", responses.create, methods=["POST"]),
+    Route("/v1/responses/{response_id}", RESPONSE, methods=["GET", "DELETE"]),
+    Route("/responses/{response_id}", RESPONSE, methods=["GET", "DELETE"]),
+    Route("/v1/responses/{response_id}/cancel", responses.cancel, methods=["POST"]),
+    Route("/responses/{response_id}/cancel", responses.cancel, methods=["POST"]),
     Route("/v1/embeddings", openai.embeddings, methods=["POST"]),
     Route("/", ollama.root, methods=PROBE),
     Route("/api/version", ollama.version, methods=PROBE),
@@ -116,7 +124,9 @@ def create_app(settings: ApiSettings) -> FastAPI:
         openapi_url=None,
         exception_handlers={SlotstreamError: on_error, HTTPException: on_error},
     )
-    app.add_middleware(Access, keys=Keys(settings.api_key))
+    app.add_middleware(
+        Access, keys=Keys(keys_of(settings)), cors=Cors(settings.cors_origins), prefix=settings.api_prefix
+    )
     return app
 
 
@@ -133,53 +143,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             open_listener(settings.host, settings.port) as listener,
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
-            return runner.run(_serve(settings, listener))
+            make_room_for(settings.max_connections)
+            return runner.run(_serve(settings, listener, server_context(settings)))
     except ConfigError as error:
-        print(f"slotstream api: {error}", file=sys.stderr)
+        print(f"slotstream api: {settings.blame(str(error))}", file=sys.stderr)
         return 2
 
 
-async def _serve(settings: ApiSettings, listener: socket.socket) -> int:
+async def _serve(settings: ApiSettings, listener: socket.socket, tls: ssl.SSLContext | None) -> int:
     async with open_bus(settings, name="api") as bus:
         try:
             await bus.check_server()
         except BusUnavailable as error:
             log.warning("starting without the queue's server", reason=error.message, advice=ADVICE)
     host, port = listener.getsockname()[:2]
-    config = uvicorn.Config(
-        create_app(settings),
-        loop="uvloop",
-        http="httptools",
-        lifespan="on",
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=SHUTDOWN_S,
-    )
-    server = Server(config, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+    shown = f"[{host}]" if ":" in host else host
+    config = config_of(create_app(settings), settings, tls, grace_s=SHUTDOWN_S)
+    server = Server(config, f"{'https' if tls else 'http'}://{shown}:{port}{settings.api_prefix}")
     await server.serve(sockets=[listener])
     return 0 if server.started else 1
-
-
-class Server(uvicorn.Server):
-    """uvicorn's, that says in one line where it can be reached and lets the process end with a code of its own."""
-
-    def __init__(self, config: uvicorn.Config, url: str) -> None:
-        super().__init__(config)
-        self._url = url
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            print(f"slotstream api: listening on {self._url}", flush=True)
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """uvicorn raises the signal again when all is done, and the process would die of it."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self.handle_exit, number, None)
-        yield
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)

@@ -8,6 +8,7 @@ decides, so that what no route ever sees looks as its client expects.
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, NotRequired
 
@@ -80,9 +81,17 @@ TABLE: dict[type[errors.SlotstreamError], Problem] = {
 BY_STATUS: dict[int, Problem] = {
     404: Problem(404, "not_found_error"),
     405: Problem(405, "invalid_request_error"),
+    408: Problem(408, "timeout_error"),
     413: Problem(413, "invalid_request_error"),
+    429: Problem(429, "rate_limit_error"),
+    505: Problem(505, "not_supported_error"),
 }
 """Problems that HTTP itself has, before any job is thought of."""
+
+
+def new_request_id() -> str:
+    """For a request that names itself none."""
+    return f"req_{secrets.token_hex(12)}"
 
 
 def problem_of(error: Exception) -> Problem:
@@ -140,7 +149,7 @@ LLAMACPP = Family(Error, body_of)
 OPENAI = Family(ParamError, lambda error: body_of(error, with_param=True))
 OLLAMA = Family(OllamaError, ollama_body_of, {errors.QueueFull: 503})
 
-_FAMILIES: dict[tuple[str, ...], Family] = {("/v1/", "/chat/"): OPENAI, ("/api/",): OLLAMA}
+_FAMILIES: dict[tuple[str, ...], Family] = {("/v1/", "/chat/", "/responses"): OPENAI, ("/api/",): OLLAMA}
 
 
 def family_of(path: str) -> Family:

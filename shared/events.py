@@ -44,8 +44,9 @@ class CallForm(Wire):
     has white space, a model may write other white space, or none; before a `closing` it may write what is no part of
     the call, such as an id.
 
-    Calls whose first words begin with a brace or a bracket are calls only at the beginning of a reply; any other,
-    wherever they stand. Learned from the model's template, which was given calls to write.
+    Calls whose first words could be any JSON are calls only at the beginning of a reply; any other, such as those
+    behind `<tool_call>` or `[TOOL_CALLS]`, wherever they stand. Learned from the model's template, which was given
+    calls to write.
     """
 
     opening: str

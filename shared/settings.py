@@ -28,6 +28,7 @@ from shared.values import (
     LoadMode,
     Overrides,
     Placements,
+    Prefix,
     Proportions,
     Secrets,
     Texts,
@@ -109,6 +110,33 @@ class ApiSettings(BusSettings):
     api_key: Annotated[Secrets, Flag("--api-key")] = Field(
         (), description="key that clients must send; several with commas, or the flag again; each is a tenant"
     )
+    api_key_file: Annotated[Path | None, Flag("--api-key-file")] = Field(
+        None, description="file with more such keys, one a line; lines that begin with # are comments"
+    )
+    ssl_key_file: Annotated[Path | None, Flag("--ssl-key-file")] = Field(
+        None, description="PEM file of a private key: the port speaks https, with the certificate of --ssl-cert-file"
+    )
+    ssl_cert_file: Annotated[Path | None, Flag("--ssl-cert-file")] = Field(
+        None, description="PEM file of that certificate, and of those between it and its root"
+    )
+    api_prefix: Annotated[Prefix, Flag("--api-prefix")] = Field(
+        "", description="what all paths begin with, such as /llm, also those of /health"
+    )
+    cors_origins: Annotated[Texts, Flag("--cors-origins")] = Field(
+        ("*",),
+        description="origins whose pages may read answers, with commas: https://HOST, localhost for any of this"
+        " machine, or * for all",
+    )
+    timeout: Annotated[float, Flag("-to", "--timeout")] = Field(
+        600.0,
+        gt=0,
+        le=86400,
+        description="seconds after which a client is let go that takes nothing of its answer; one that is slow to send"
+        " a request gets 20, and one more for each 500 bytes of its body, or as many as this says if that is less",
+    )
+    max_connections: Annotated[int, Flag("--max-connections")] = Field(
+        4096, ge=1, le=1_000_000, description="clients' connections at any time; more get 503"
+    )
     deadline_s: Annotated[float, Flag("--deadline-s")] = Field(
         3600.0, gt=0, le=7 * 86400, description="seconds that a synchronous request may take, waiting included"
     )
@@ -143,6 +171,12 @@ class ApiSettings(BusSettings):
     compat: Annotated[Compat, Flag("--compat")] = Field(
         Compat.TODAY, description="whose clients are answered as they expect it: 2024 is llama.cpp's server of May 2024"
     )
+
+    def check(self) -> None:
+        super().check()
+        if (self.ssl_key_file is None) != (self.ssl_cert_file is None):
+            given, missing = ("key", "cert") if self.ssl_key_file else ("cert", "key")
+            raise ConfigError(f"--ssl-{given}-file is of no use without --ssl-{missing}-file")
 
 
 class ModelSettings(Settings):

@@ -89,6 +89,13 @@ def _hosts(texts: tuple[str, ...]) -> tuple[str, ...]:
     return texts
 
 
+def _check_prefix(value: str) -> str:
+    if value and re.fullmatch(r"(/[a-zA-Z0-9_.~-]+)+", value) is None:
+        raise ValueError(f"{value} must begin with a slash, end without one, and be of letters, digits and -._~")
+    return value
+
+
+Prefix = Annotated[str, AfterValidator(_check_prefix)]
 Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_split)]
 Texts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_row)]
 Proportions = Annotated[tuple[float, ...], NoDecode, BeforeValidator(_proportions), AfterValidator(_check_proportions)]

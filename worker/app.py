@@ -83,7 +83,16 @@ async def _work(
     template = await signals.before_first(load(engine, intent, announcer.loading))
     try:
         await agree(bus.presence, engine.adapters, announcer.name)
-        announcer.ready(engine, has_slot_files=slot_files is not None)
+        registrar = Registrar(
+            engine.model,
+            Rules.of(settings, intent.system_prompt, engine),
+            engine.grammars,
+            engine.adapters,
+            engine.vision,
+            template=template,
+            slot_files=slot_files,
+        )
+        announcer.ready(engine, registrar.dialect, has_slot_files=slot_files is not None)
         keeper = LeaseKeeper(
             settings,
             announcer.worker_id,
@@ -97,15 +106,7 @@ async def _work(
             bus.queue,
             bus.log,
             hands,
-            Registrar(
-                engine.model,
-                Rules.of(settings, intent.system_prompt, engine),
-                engine.grammars,
-                engine.adapters,
-                engine.vision,
-                template=template,
-                slot_files=slot_files,
-            ),
+            registrar,
             Station(announcer.worker_id, announcer.name, intent.config.n_slots, settings.lease_s),
         )
         handover = Handover(bus.presence, hands, announcer.worker_id, on_given=puller.demand.rest)

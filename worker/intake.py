@@ -10,6 +10,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 from shared.bus import Claimed
@@ -54,11 +55,11 @@ from worker.grammar.reply import ReplyGrammar
 from worker.pairs import Pairs
 from worker.past import Past
 from worker.pictures import Pictures
-from worker.prompting import Prompter
+from worker.prompting import SEAM, Prompter
 from worker.properties import Describer
 from worker.rules import Rules, SystemPrompt
 from worker.slotfiles import SlotFiles
-from worker.vocabulary import Vocabulary, pieces_of
+from worker.vocabulary import Piece, Vocabulary, pieces_of
 
 N_SEEDS = 2**32
 MAX_VECTOR_BYTES = 32 * 2**20
@@ -106,11 +107,11 @@ class Registrar:
         self._slot_files = slot_files
         self._rules = rules
         ends = [model.token_bytes(token, special=True).decode("utf-8", "replace") for token in sorted(model.eog)]
-        self._dialect = Dialect(template or template_of(model.facts), ends)
+        self.dialect = Dialect(template or template_of(model.facts), ends)
         self._vocabulary = Vocabulary(model)
         self._pairs = Pairs(model.facts, self._vocabulary, model.control_texts)
-        self._prompter = Prompter(model, self._vocabulary, self._dialect, rules)
-        self._describer = Describer(model.facts, self._dialect, can_generate=rules.can_generate)
+        self._prompter = Prompter(model, self._vocabulary, self.dialect, rules)
+        self._describer = Describer(model.facts, self.dialect, can_generate=rules.can_generate)
 
     def admit(
         self, claimed: Claimed, pasts: Mapping[int, Past], is_wanted: Callable[[], bool] = lambda: True
@@ -157,7 +158,7 @@ class Registrar:
         return Accepted(prompt_tokens=n_tokens, n_ctx=self._rules.n_ctx)
 
     def _rendered(self, chat: Chat) -> str:
-        text = self._dialect.template.render(self._dialect.spoken(chat).chat)
+        text = self.dialect.template.render(self.dialect.spoken(chat).chat)
         return text if chat.media is None else text.replace(chat.media.mark, IMAGE_MARK)
 
     def _tokenized(self, request: Tokenize) -> Intake:
@@ -203,7 +204,7 @@ class Registrar:
         penalized = self._penalized(sampling.penalty_prompt)
         scales = self._adapters.scales(request.lora)
         reply = prompts[0].reply if prompts else None
-        constraint = self._dialect.grammar(request, reply) if isinstance(request, Chat) else request.constraint
+        constraint = self.dialect.grammar(request, reply) if isinstance(request, Chat) else request.constraint
         grammar = self._grammar(constraint)
         shown = self._vocabulary.controls_in(reply)
         tasks = []
@@ -277,7 +278,8 @@ class Registrar:
                 param="input",
             )
         self._check_room(len(request.inputs))  # before megabytes of them are tokenized
-        inputs = [self._input(value, position) for position, value in enumerate(request.inputs)]
+        read = self._cut_input if request.truncates else self._input
+        inputs = [read(value, position) for position, value in enumerate(request.inputs)]
         if pooling == "none":
             self._check_room(sum(map(len, inputs)))
         return self._inputs(claimed, inputs, request.norm)
@@ -295,6 +297,22 @@ class Registrar:
         tokens = self._vocabulary.tokens(pieces, "input", add_special=True)
         self._check_input(len(tokens), f"input {position}", "input")
         return tokens
+
+    def _cut_input(self, value: Prompt, position: int) -> tuple[int, ...]:
+        """Without the end of it that does not fit, but with what closes it: a [SEP] is no part of a text."""
+        n_most = self._rules.inputs.n_most
+        pieces = self._vocabulary.head(pieces_of(value), n_most + SEAM)
+        tokens = self._vocabulary.tokens(pieces, "input", add_special=True)
+        if len(tokens) > n_most:
+            n_closing = min(self._n_closing, n_most) if isinstance(value, str) else 0
+            tokens = tokens[: n_most - n_closing] + tokens[len(tokens) - n_closing :]
+        self._check_input(len(tokens), f"input {position}", "input")
+        return tokens
+
+    @cached_property
+    def _n_closing(self) -> int:
+        """Tokens that the model's vocabulary puts behind each text."""
+        return len(self._vocabulary.tokens([Piece("")], "input", add_special=True)) - self._model.facts.adds_bos
 
     def _reranking(self, claimed: Claimed, request: Rerank) -> Intake:
         if self._rules.inputs.pooling != "rank":

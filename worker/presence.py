@@ -21,6 +21,7 @@ from shared.bus import AdapterCard, Bus, ModelCard, Recent, SlotState, WorkerSta
 from shared.errors import BusUnavailable
 from shared.jobs import Generation, Sampling
 from shared.work import Work
+from worker.chat import Dialect
 from worker.engine import Adapters, Defaults, Engine, EngineSnapshot, SlotSnapshot
 
 EVERY_S = 0.5
@@ -77,9 +78,9 @@ class Announcer:
         """It cannot start. The last that is said of it, and kept for those who wait."""
         self._status, self._failure = "failed", readable(why)
 
-    def ready(self, engine: Engine, *, has_slot_files: bool = False) -> None:
+    def ready(self, engine: Engine, dialect: Dialect, *, has_slot_files: bool = False) -> None:
         """The model is loaded: this is what it is, and how its slots do."""
-        self._card = _card(self._card, engine).model_copy(update={"has_slot_files": has_slot_files})
+        self._card = _card(self._card, engine, dialect).model_copy(update={"has_slot_files": has_slot_files})
         self._adapters = engine.adapters
         self._adapters.on_change = partial(asyncio.get_running_loop().call_soon_threadsafe, self._changed.set)
         self._snapshot, self._status, self._progress = engine.snapshot, "ready", 1.0
@@ -206,7 +207,7 @@ class Window:
         return Recent(
             prompt_tokens=done.n_prompt_tokens,
             prompt_s=done.prompt_s,
-            predicted_tokens=done.n_predicted_tokens - done.n_begun,
+            predicted_tokens=max(0, done.n_predicted_tokens - done.n_begun),  # read in the middle of a step
             predicted_s=done.predicted_s,
         )
 
@@ -216,7 +217,7 @@ def readable(text: str) -> str:
     return os.fsencode(text).decode(errors="replace")
 
 
-def _card(announced: ModelCard, engine: Engine) -> ModelCard:
+def _card(announced: ModelCard, engine: Engine, dialect: Dialect) -> ModelCard:
     facts = engine.model.facts
     return ModelCard(
         name=announced.name,
@@ -240,6 +241,8 @@ def _card(announced: ModelCard, engine: Engine) -> ModelCard:
         pooling=engine.input_rules.pooling,
         has_vision=engine.vision is not None,
         can_infill=engine.can_generate and facts.fill.is_whole,
+        can_call=engine.can_generate and dialect.calls is not None,
+        can_reason=engine.can_generate and dialect.reasoning is not None,
         adapters=tuple(
             AdapterCard(path=readable(str(path)), scale=0.0, task_name=said.task_name, prompt_prefix=said.prompt_prefix)
             for path, said in zip(engine.adapters.paths, engine.model.adapters.facts, strict=True)

@@ -14,7 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from api.access import query_of, read_list
+from api.access import query_of
+from api.body import read_list
 from api.context import context_of, json_response, tenant_of
 from api.openapi import answers
 from api.openapi.description import Reach, described
@@ -85,7 +86,7 @@ async def change(request: Request) -> ASGIApp:
         for _ in workers
     ]
     done = WholeShape(lambda _: {"success": True})
-    return JobResponse(context, jobs, done, workers=[worker.id for worker in workers])
+    return JobResponse(context, jobs, lambda _: done, workers=[worker.id for worker in workers])
 
 
 def _check_ids(adapters: Sequence[Adapter], workers: Sequence[WorkerState]) -> None:

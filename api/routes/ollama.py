@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp
 
-from api.access import read_body
+from api.body import read_body
 from api.context import context_of, json_response
 from api.fleet import AWAY, Fleet
 from api.openapi import ollama_answers as answers

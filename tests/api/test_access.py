@@ -12,8 +12,8 @@ import pytest
 from pydantic import SecretStr
 from starlette.datastructures import Headers
 
-from api.access import Keys
 from api.app import ROUTES
+from api.keys import Keys
 from shared.errors import Unauthenticated
 from shared.settings import ApiSettings
 from tests.api.conftest import Api, serve

@@ -77,5 +77,5 @@ def test_a_url_that_is_none_is_one_sentence() -> None:
         COMMAND, env=environment("http://x"), capture_output=True, text=True, timeout=30, check=False
     )
     assert refusal.returncode == 2
-    assert refusal.stderr.startswith("slotstream api: --redis-url: ")
+    assert refusal.stderr.startswith("slotstream api: SLOTSTREAM_REDIS_URL: ")
     assert refusal.stderr.count("\n") == 1

@@ -77,6 +77,12 @@ def read_in_pieces(form: ReplyForm | None, pieces: list[str], *, splits_reasonin
     return Reply(reasoning or None, content, tuple(Call(name, arguments[place]) for place, name in names.items()))
 
 
+def test_a_mark_in_brackets_is_no_json_and_opens_calls_wherever_it_stands() -> None:
+    calls = '[TOOL_CALLS][{"name": "f", "arguments": {}}]'
+    assert read_reply(ReplyForm(calls=LISTED), f"Let me see. {calls}") == Reply(None, "Let me see.", (Call("f", "{}"),))
+    assert read_reply(ReplyForm(calls=LISTED), "a [TOOL] or [TOOL_CALLS]?").content == "a [TOOL] or [TOOL_CALLS]?"
+
+
 @settings(max_examples=150)
 @given(text=TEXTS, form=st.sampled_from(list(FORMS.values())), cuts=st.sets(st.integers(1, 200)), splits=st.booleans())
 def test_how_a_text_is_cut_changes_nothing(text: str, form: ReplyForm, cuts: set[int], splits: bool) -> None:

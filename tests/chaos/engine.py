@@ -41,6 +41,8 @@ class ByteModel:
 
     longest_token = 1
     control_texts: frozenset[str] = frozenset()
+    control: frozenset[int] = frozenset()
+    eog: frozenset[int] = frozenset()
     adapters = LoadedAdapters()
 
     def __init__(self, path: Path) -> None:

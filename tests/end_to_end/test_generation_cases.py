@@ -38,9 +38,11 @@ async def test_c28_a_sampler_that_is_off_or_absurd_still_gives_the_same_tokens_a
     served: Stack, sampling: dict[str, Any]
 ) -> None:
     body = {"prompt": "Hi", "n_predict": 4, "seed": 1, "ignore_eos": True, **sampling}
-    texts = {(await answer(served, body))["content"] for _ in range(2)}
-    assert len(texts) == 1
-    assert (await answer(served, body))["tokens_predicted"] == 4
+    said = [await answer(served, body | more) for more in ({}, {}, {"n_probs": 3, "post_sampling_probs": True})]
+    assert len({each["content"] for each in said}) == 1
+    assert [each["tokens_predicted"] for each in said] == [4] * 3
+    told = [entry["prob"] for entry in said[-1]["completion_probabilities"]]
+    assert len(told) == 4 and all(0 <= probability <= 1 for probability in told)
 
 
 async def test_c28_all_words_for_the_likeliest_token_mean_it(served: Stack) -> None:
@@ -56,6 +58,8 @@ async def test_c29_a_seed_says_the_same_again_in_any_slot_in_company_and_from_th
     body = WARM | {"seed": 7}
     alone = await answer(served, body | {"cache_prompt": False})
     assert (await answer(served, body))["content"] == alone["content"]
+    in_slots = [await answer(served, body | {"id_slot": slot}) for slot in (0, 0, 1)]
+    assert [(one["id_slot"], one["content"]) for one in in_slots] == [(n, alone["content"]) for n in (0, 0, 1)]
     neighbours = [answer(served, WARM | {"seed": seed, "n_predict": 60}) for seed in range(3)]
     *_, in_company = await asyncio.gather(*neighbours, answer(served, body))
     assert in_company["content"] == alone["content"]
@@ -183,6 +187,8 @@ async def test_c40_an_array_has_an_answer_for_each_prompt_in_its_order(
     choices = (await answer(served, body | {"max_tokens": 3}, "/v1/completions"))["choices"]
     assert [choice["index"] for choice in choices] == list(range(n_prompts))
     assert [choice["text"] for choice in choices] == texts
+    pieces = [event["choices"][0] for event in await stream(served, body | {"max_tokens": 3}, "/v1/completions")]
+    assert ["".join(piece["text"] for piece in pieces if piece["index"] == n) for n in range(n_prompts)] == texts
 
 
 async def test_c40_one_bad_element_stops_the_whole_array(served: Stack) -> None:
@@ -194,7 +200,9 @@ async def test_c58_a_cached_beginning_changes_no_word(served: Stack) -> None:
     start = "The harbour lies where two rivers meet the sea, and the people there argue about the mud. " * 6
     prompts = [start, start + "One day", start[: len(start) // 2], "Something else.", start]
     # Few tokens: a later one leads the next likely by 0.0001 only, and sums depend on which cells a sequence has.
-    asked = [{"prompt": prompt, "n_predict": 3, "temperature": 0, "ignore_eos": True} for prompt in prompts]
+    asked = [
+        {"prompt": prompt, "n_predict": 3, "temperature": 0, "ignore_eos": True, "id_slot": 0} for prompt in prompts
+    ]
     cached = [await say(served, body) for body in asked]
     plain = [await say(served, body | {"cache_prompt": False}) for body in asked]
     assert [one["content"] for one in cached] == [one["content"] for one in plain]

@@ -67,7 +67,7 @@ class Worker:
         self.puller = Puller(self._bus.queue, self._bus.log, hands, registrar, station)
         self.handover = Handover(self._bus.presence, hands, self._name, on_given=self.puller.demand.rest)
         self._keeper.start()
-        self._announcer.ready(self.engine)
+        self._announcer.ready(self.engine, registrar.dialect)
         work = (
             self.publisher.run(),
             self.puller.run(),

@@ -6,7 +6,7 @@ text says `[img]`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, NotRequired
 
 from pydantic import Field
@@ -14,6 +14,7 @@ from typing_extensions import TypedDict
 
 from api.schemas.pictures import Album, Picture
 from api.schemas.strict import bad_field
+from api.schemas.tools import call_id
 
 PLACE = "[img]"
 """The next image's, in a text that comes with images."""
@@ -43,7 +44,7 @@ def messages_of(value: Any, album: Album) -> tuple[dict[str, Any], ...]:
     """The messages of a chat, with marks for images, which go into the album. Raises InvalidRequest."""
     if not isinstance(value, list):
         raise bad_field("messages", "must be a list")
-    return tuple(_message(f"messages[{place}]", message, album) for place, message in enumerate(value))
+    return tuple(_answered(_message(f"messages[{place}]", message, album) for place, message in enumerate(value)))
 
 
 def illustrated(text: str, images: Sequence[str], name: str, album: Album) -> str:
@@ -78,6 +79,28 @@ def _message(name: str, message: Any, album: Album) -> dict[str, Any]:
     }
 
 
+def _answered(messages: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The same with the id of its call in each answer of a tool: templates ask for it, and ollama's clients need not
+    tell it."""
+    waiting: list[dict[str, Any]] = []
+    for message in messages:
+        waiting = message.get("tool_calls") or waiting
+        call = _call_answered(message, waiting) if message["role"] == "tool" else None
+        if call is None:
+            yield message
+        else:
+            waiting = [other for other in waiting if other is not call]
+            yield {"tool_call_id": call["id"], **message}
+
+
+def _call_answered(message: dict[str, Any], waiting: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The first of the calls that wait for an answer, of the id or the name that the message tells."""
+    if told := message.get("tool_call_id"):
+        return next((call for call in waiting if call["id"] == told), None)
+    named = (call for call in waiting if call["function"]["name"] == message.get("name"))
+    return next(named, waiting[0] if waiting else None)
+
+
 def _text(name: str, key: str, message: dict[str, Any]) -> str:
     text = message.get(key)
     if text is None:
@@ -100,6 +123,6 @@ def _call(name: str, call: Any, place: int) -> dict[str, Any]:
             arguments = more.get("arguments") or {}
             if not isinstance(arguments, dict):
                 raise bad_field(f"{name}.function.arguments", "must be an object")
-            call_id = _text(name, "id", call) or f"call_{place}"
-            return {"id": call_id, "type": "function", "function": {"name": function, "arguments": arguments}}
+            told_id = _text(name, "id", call) or call_id(name, 0, place)
+            return {"id": told_id, "type": "function", "function": {"name": function, "arguments": arguments}}
     raise bad_field(name, "must be an object with a function that has a name")

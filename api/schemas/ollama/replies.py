@@ -21,6 +21,7 @@ from api.schemas.answers import answers_of, finish_reason, vectors_of
 from api.schemas.ask import Heard, Origin
 from api.schemas.logprobs import chat_json
 from api.schemas.strict import parse_object
+from api.schemas.tools import call_id
 from shared.errors import InvalidRequest
 from shared.events import Accepted, Answer, ChosenLogprob, Finished, Tokens
 
@@ -178,8 +179,8 @@ def _call(place: int, name: str, arguments: str) -> Call | None:
 
 
 def _call_json(call: Call, job_id: str) -> dict[str, Any]:
-    call_id = f"call_{job_id.removeprefix('job_').replace('_', '')}_{call.place}"
-    return {"id": call_id, "function": {"index": call.place, "name": call.name, "arguments": call.arguments}}
+    function = {"index": call.place, "name": call.name, "arguments": call.arguments}
+    return {"id": call_id(job_id, 0, call.place), "function": function}
 
 
 def embed_json(ending: Finished, model: str) -> dict[str, Any]:

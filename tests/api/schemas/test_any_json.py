@@ -13,6 +13,8 @@ from api.schemas.adapters import AdapterListFields, adapters_of
 from api.schemas.ask import Ask
 from api.schemas.embeddings import embedding, embeddings
 from api.schemas.llamacpp import completion
+from api.schemas.ollama.fields import EmbedBody
+from api.schemas.ollama.requests import chat_whole, embed, generate_whole
 from api.schemas.openai import chat
 from api.schemas.rerank import rerank
 from api.schemas.strict import read
@@ -33,6 +35,10 @@ JSON = st.recursive(
 )
 
 
+def _embed(fields: dict[str, Any]) -> Any:
+    return embed(read(EmbedBody, fields))
+
+
 def _adapters(fields: dict[str, Any]) -> Any:
     return adapters_of(read(AdapterListFields, fields["adapters"]).root)
 
@@ -45,6 +51,9 @@ READERS: list[tuple[Callable[[dict[str, Any]], Any], dict[str, Any], tuple[str, 
     (embedding, {"content": "x"}, ("input", "content")),
     (rerank, {"query": "q", "documents": ["x"]}, ("query", "documents", "texts", "top_n", "return_text")),
     (_adapters, {}, ("adapters",)),
+    (generate_whole, {"prompt": "x"}, ("prompt", "suffix", "images", "options", "format", "keep_alive", "think")),
+    (chat_whole, {"messages": [{"role": "user", "content": "x"}]}, ("messages", "tools", "options", "top_logprobs")),
+    (_embed, {"input": "x"}, ("input", "dimensions", "truncate")),
 ]
 CASES = [(reader, body, field) for reader, body, fields in READERS for field in fields]
 

@@ -8,6 +8,7 @@ import pytest
 
 from api.schemas.ollama.messages import illustrated, messages_of
 from api.schemas.pictures import Album
+from api.schemas.tools import call_id
 from shared.errors import InvalidRequest
 
 
@@ -42,7 +43,13 @@ def test_a_call_has_what_openais_has() -> None:
     assert message == {
         "role": "assistant",
         "content": None,
-        "tool_calls": [{"id": "call_0", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}],
+        "tool_calls": [
+            {
+                "id": call_id("messages[0].tool_calls[0]", 0, 0),
+                "type": "function",
+                "function": {"name": "add", "arguments": {"a": 1}},
+            }
+        ],
     }
 
 
@@ -50,6 +57,41 @@ def test_a_call_has_what_openais_has() -> None:
 def test_a_call_may_have_no_arguments(arguments: dict[str, Any]) -> None:
     (message,) = read({"role": "assistant", "tool_calls": [{"id": "x", "function": {"name": "now", **arguments}}]})
     assert message["tool_calls"] == [{"id": "x", "type": "function", "function": {"name": "now", "arguments": {}}}]
+
+
+def called(*names: str, **ids: str) -> dict[str, Any]:
+    return {"role": "assistant", "tool_calls": [{"id": ids.get(name), "function": {"name": name}} for name in names]}
+
+
+def answered(*names: str | None, **more: str) -> list[dict[str, Any]]:
+    return [{"role": "tool", "content": "x", "tool_name": name, **more} for name in names]
+
+
+@pytest.mark.parametrize(
+    ("answers", "ids"),
+    [
+        (answered("a", "b"), "12"),
+        (answered("b", "a"), "21"),
+        (answered(None, None), "12"),
+        (answered("b", None), "21"),
+        (answered("other", "a"), "12"),
+        ([*answered(None, tool_call_id="1"), *answered(None)], "12"),
+        (answered("a", "a", "a"), "12-"),
+        (answered("a", tool_call_id="9"), "9"),
+    ],
+)
+def test_an_answer_of_a_tool_has_the_id_of_the_call_that_it_is_for(answers: list[dict[str, Any]], ids: str) -> None:
+    _, *told = read(called("a", "b", a="1", b="2"), *answers)
+    assert "".join(message.get("tool_call_id", "-") for message in told) == ids
+
+
+def test_calls_without_an_id_have_one_each() -> None:
+    first, _, second = read(called("a", "b"), {"role": "user", "content": "again"}, called("a"))
+    assert len({call["id"] for message in (first, second) for call in message["tool_calls"]}) == 3
+
+
+def test_an_answer_that_no_tool_was_called_for_has_no_id() -> None:
+    assert all("tool_call_id" not in message for message in read(*answered("a"), called("a", a="1")))
 
 
 @pytest.mark.parametrize(

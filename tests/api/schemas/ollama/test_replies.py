@@ -12,6 +12,7 @@ import pytest
 
 from api.schemas.ask import Heard, Origin
 from api.schemas.ollama.replies import Form, ReplyShape, Wire, as_message, as_response, idle_json
+from api.schemas.tools import call_id
 from shared.errors import EngineFailed, UnknownModel
 from shared.events import (
     Accepted,
@@ -112,7 +113,10 @@ def test_thinking_that_was_not_wanted_is_left_where_it_is() -> None:
 def test_a_call_comes_whole_with_an_object_for_its_arguments() -> None:
     calls = [call for line in streamed(CALL + CALL) for call in line["message"].get("tool_calls", ())]
     assert calls == [
-        {"id": f"call_0abc_{place}", "function": {"index": place, "name": "add", "arguments": {"a": 1, "b": [2]}}}
+        {
+            "id": call_id("job_0_abc", 0, place),
+            "function": {"index": place, "name": "add", "arguments": {"a": 1, "b": [2]}},
+        }
         for place in (0, 1)
     ]
 
