@@ -207,7 +207,7 @@ class Window:
         return Recent(
             prompt_tokens=done.n_prompt_tokens,
             prompt_s=done.prompt_s,
-            predicted_tokens=done.n_predicted_tokens - done.n_begun,
+            predicted_tokens=max(0, done.n_predicted_tokens - done.n_begun),  # read in the middle of a step
             predicted_s=done.predicted_s,
         )
 

@@ -206,6 +206,7 @@ async def test_a_slot_tells_how_its_text_is_made_under_the_names_of_both_generat
             {"has_next_token": True, "has_new_line": False, "n_remain": 4, "n_decoded": 3},
         ]
         assert (told["state"], told["is_processing"]) == (1, True)
+        assert not told.keys() & {"stop", "grammar", "logit_bias", "dry_sequence_breakers", "prompt"}
         assert "params" not in fresh and fresh["id_task"] == -1
         assert (fresh["state"], fresh["next_token"][0]["n_remain"], fresh["next_token"][0]["n_decoded"]) == (0, -1, 0)
 
