@@ -24,7 +24,7 @@ from api.schemas.answers import (
     vectors_of,
 )
 from api.schemas.ask import Ask, Origin
-from api.schemas.dialect import DIALECTS
+from api.schemas.dialect import DIALECTS, ENDPOINTS
 from api.schemas.logprobs import chat_json
 from api.schemas.metadata import Metadata
 from api.schemas.strict import OwnFields, bad_field
@@ -51,7 +51,7 @@ WholeNumber = Annotated[int, BeforeValidator(_whole_number)]
 class JobFields(OwnFields):
     """The body of `POST /v1/jobs`."""
 
-    endpoint: str
+    endpoint: Annotated[str, Field(json_schema_extra={"enum": list(ENDPOINTS)})]
     body: dict[str, Any]
     priority: Lane | None = Field(None, strict=False)
     deadline_s: float | None = Field(None, gt=0, le=MAX_DEADLINE_S)
