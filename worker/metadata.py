@@ -38,9 +38,9 @@ def read_metadata(path: Path) -> dict[str, Value]:
     """All keys, in their order; None for a value that is too long to be told, or is no number. When what is told has
     come to MOST_BYTES, the rest is left out.
 
-    Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little-endian. Takes some 30 ms for
-    a vocabulary of 49 thousand, whose texts have to be stepped over one by one. Raises OSError, and ValueError when
-    this is no such file.
+    Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little-endian. Takes some 30 ms
+    for a vocabulary of 49 thousand, whose texts have to be stepped over one by one. Raises OSError, and ValueError
+    when this is no such file.
     """
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         head = _Head(content)
