@@ -44,12 +44,14 @@ FORMS = {
     "listed": ReplyForm(calls=LISTED),
     "bare": ReplyForm(calls=BARE),
     "tags": ReplyForm(calls=TAGS),
+    "words": ReplyForm(calls=CallForm(opening="[TOOL_CALLS]", middle="[ARGS]", closing="")),
     "generic": ReplyForm(is_generic=True),
 }
 
 SCRAPS = st.sampled_from(
     [
         *("<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<function=", "</function>", "; "),
+        *('", "id": "', "[CALL_ID]", "[ARGS]"),
         *('{"name": "', '", "arguments": ', '","parameters":', '{"response":"', '{"tool_calls":[{"name":"', "a.b", '"'),
         *("{", "}", "[", "]", "<", ">", ",", "\\", "\\u00e4", "\\ud83d", "\\ude00", " ", "\n", " " * 70, "hi", "😀"),
         '<tool_call>{"name":"f","arguments":{"a":"}"}}</tool_call>',
@@ -126,9 +128,24 @@ def test_a_reply_without_a_whole_call_is_content_to_the_letter(text: str) -> Non
         assert not reply.calls
 
 
-def test_an_id_behind_the_arguments_is_no_part_of_them() -> None:
-    text = '[TOOL_CALLS][{"name": "f", "arguments": {}, "id": "a1"}, {"name": "g", "arguments": {}, "id": "b2"}]'
-    assert read_reply(FORMS["listed"], text) == Reply(None, "", (Call("f", "{}"), Call("g", "{}")))
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "listed",
+            '[TOOL_CALLS][{"name": "f", "arguments": {}, "id": "a1"}, {"name": "g", "arguments": {}, "id": "b2"}]',
+        ),
+        (
+            "listed",
+            '[TOOL_CALLS][{"name": "f", "id": "a1", "arguments": {}}, {"name": "g", "id":"b2", "arguments": {}}]',
+        ),
+        ("words", "[TOOL_CALLS]f[CALL_ID]a1[ARGS]{}[TOOL_CALLS]g[CALL_ID]b2[ARGS]{}"),
+        ("words", "[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]g[ARGS]{}"),
+    ],
+)
+def test_an_id_is_no_part_of_a_call(name: str, text: str) -> None:
+    read = Reply(None, "", (Call("f", "{}"), Call("g", "{}")))
+    assert read_reply(FORMS[name], text) == read_in_pieces(FORMS[name], list(text)) == read
 
 
 def test_what_follows_a_cut_call_stays_in_it() -> None:

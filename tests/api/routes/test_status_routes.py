@@ -25,6 +25,8 @@ async def test_a_served_model_is_healthy(api: Api) -> None:
         response = await api.client.get(path)
         assert response.status_code == 200
         assert response.json() == {"status": "ok", "slots_idle": 4, "slots_processing": 0}
+        asked = await api.client.head(path)
+        assert (asked.status_code, asked.content) == (200, b"")
     assert len((await api.client.get("/health?include_slots=1")).json()["slots"]) == 4
 
 
