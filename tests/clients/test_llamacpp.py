@@ -356,6 +356,8 @@ async def test_32_a_full_context_ends_a_text_or_is_shifted(served: Stack) -> Non
     shifted = await answer(served, {"prompt": prompt, "n_predict": 96, "shift": True, **GREEDY})
     assert shifted["tokens_predicted"] == 96
     assert ended["truncated"] and shifted["truncated"]
+    assert ended["tokens_cached"] == N_CTX - 1
+    assert N_CTX // 2 <= shifted["tokens_cached"] < N_CTX, "what was shifted out is not in the cache"
 
 
 async def test_41_without_tools_nothing_is_called(served: Stack) -> None:
