@@ -30,7 +30,7 @@ from api.schemas.responses.shape import ResponseShape
 from api.schemas.strict import ClientFields, read
 from api.synchronous import answer_to
 from shared.errors import InvalidRequest, UnknownJob
-from shared.jobs import Job, JobRecord, Lane
+from shared.jobs import Job, JobRecord, JobStatus, Lane
 
 ENDPOINTS = ("/v1/responses", "/responses")
 
@@ -139,7 +139,9 @@ async def _begun(request: Request, ask: Ask, fields: dict[str, Any]) -> JobRecor
         metadata=dict(ask.metadata),
     )
     receipt = await enqueue(context, job, ask, key=key)
-    return await record_of(context, tenant, receipt.job_id)
+    record = await record_of(context, tenant, receipt.job_id)
+    # A quick worker may have it already, or be done: what was made is told as it was made.
+    return record.model_copy(update={"status": JobStatus.QUEUED, "finished": None}) if receipt.is_new else record
 
 
 async def _record(request: Request) -> JobRecord:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -10,7 +12,8 @@ import pytest
 import redis
 from pydantic import SecretStr
 
-from shared.bus import Bus
+from shared.bus import Bus, Chunk, Verdict, Wanted
+from shared.events import Finished
 from shared.jobs import JobStatus
 from shared.settings import ApiSettings
 from tests.api.conftest import Api, RedisProcess, serve
@@ -72,6 +75,16 @@ async def test_a_stream_is_told_again_event_for_event(api: Api) -> None:
     response = heard[-1].data["response"]
     assert await follow(api, response["id"]) == heard
     assert await get(api, response["id"]) == response
+
+
+async def test_times_are_the_queues_and_not_of_who_happened_to_answer(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = SimpleNamespace(time=lambda: 5.0, monotonic=time.monotonic)
+    monkeypatch.setattr("api.relay.time", wrong)
+    made = await make(api, "say a")
+    assert made == await get(api, made["id"])
+    assert made["completed_at"] >= made["created_at"] > 5
 
 
 async def test_an_answer_that_is_not_to_be_stored_is_not(api: Api, bus: Bus) -> None:
@@ -158,6 +171,21 @@ async def test_cancelling_says_so_at_once_and_twice_is_the_same(
     assert first.json()["status"] == "cancelled" and first.json()["error"] is None
     assert first.json() == second.json() == await get(api, made["id"])
     assert (await follow(api, made["id"]))[-1].data["response"] == first.json()
+
+
+async def test_cancelling_waits_for_the_worker_to_stop(settings: ApiSettings, bus: Bus) -> None:
+    async with ScriptedWorker(bus):
+        pass  # its model is known from now on
+    async with serve(settings) as api:
+        made = await make(api, "say a", background=True)
+        [claimed] = await bus.queue.claim("slow", "tiny", Wanted(0, 1, 1))
+        cancelling = asyncio.create_task(api.client.post(f"/v1/responses/{made['id']}/cancel"))
+        while await bus.queue.append([Chunk(claimed.lease, 1)]) != [Verdict.CANCEL]:
+            assert not cancelling.done()
+        response = await get(api, made["id"])  # who asks meanwhile is answered
+        assert response["status"] == "in_progress" and not cancelling.done()
+        await bus.queue.finish(claimed.lease, Finished(status="cancelled"), 1)
+        assert (await cancelling).json()["status"] == "cancelled"
 
 
 async def test_a_cancelled_stream_ends_and_says_that_it_was(api: Api, worker: ScriptedWorker) -> None:
