@@ -112,7 +112,8 @@ def test_calls_behind_words_are_read_as_they_were_written(
 def test_calls_at_the_beginning_are_read_as_they_were_written(calls: list[tuple[str, object]], name: str) -> None:
     form = FORMS[name].calls
     assert form is not None
-    assert read_reply(FORMS[name], written(form, calls)) == Reply(None, "", told(calls))
+    text = written(form, calls)
+    assert read_reply(FORMS[name], text) == read_in_pieces(FORMS[name], list(text)) == Reply(None, "", told(calls))
     assert read_reply(FORMS[name], written(form, calls).replace('": ', '":  \n')).calls[0].name == calls[0][0]
 
 
@@ -168,6 +169,7 @@ def test_an_answer_that_is_json_of_its_own_is_no_call(name: str) -> None:
         ("<think>hm </thin", Reply("hm </thin", "", ())),
         ("<think>hm\n", Reply("hm\n", "", ())),
         ("  yes", Reply(None, "  yes", ())),
+        (" " * 65 + "<think>hm", Reply(None, " " * 65 + "<think>hm", ())),
         ("yes <think>no</think>", Reply(None, "yes <think>no</think>", ())),
         (
             '<think>a <tool_call></think><tool_call>{"name":"f","arguments":{}}</tool_call>',
@@ -176,7 +178,7 @@ def test_an_answer_that_is_json_of_its_own_is_no_call(name: str) -> None:
     ],
 )
 def test_reasoning_stands_before_the_answer(text: str, reply: Reply) -> None:
-    assert read_reply(THINKING, text) == reply
+    assert read_reply(THINKING, text) == read_in_pieces(THINKING, list(text)) == reply
 
 
 def test_a_prompt_may_have_opened_the_reasoning() -> None:
