@@ -123,7 +123,7 @@ async def test_c49_no_odd_spelling_opens_a_path(guarded: Api) -> None:
             answer = await raw.answer()
             is_probe = path.partition("?")[0].removeprefix("http://elsewhere") in PROBES
             assert answer.status == (200 if is_probe else 401), path
-            assert is_probe or answer.error["type"] == "authentication_error"
+            assert is_probe or b"Invalid API Key" in answer.content
 
 
 async def test_c49_with_a_key_an_odd_spelling_is_not_found(guarded: Api) -> None:
@@ -219,18 +219,16 @@ async def test_below_a_prefix_is_all_and_beside_it_nothing(settings: ApiSettings
 @pytest.mark.parametrize(
     ("origins", "allowed", "refused"),
     [
-        (("*",), ("http://page", "null", "https://a.b:1"), ()),
-        (("localhost",), ("http://localhost:3000", "https://127.0.0.1", "http://[::1]:8"), ("http://localhost.evil", "x", "http://[")),
-        (("https://a.b", "https://c.d:8"), ("https://a.b", "https://c.d:8"), ("http://a.b", "https://c.d", "https://a.b.c", "null")),
+        ("*", "http://page null https://a.b:1", ""),
+        ("localhost", "http://localhost:3000 https://127.0.0.1 http://[::1]:8", "http://localhost.evil x http://["),
+        ("https://a.b https://c.d:8", "https://a.b https://c.d:8", "http://a.b https://c.d https://a.b.c null"),
     ],
-)  # fmt: skip
-def test_an_origin_is_echoed_where_it_may_read(
-    origins: tuple[str, ...], allowed: tuple[str, ...], refused: tuple[str, ...]
-) -> None:
-    for origin in (*allowed, *refused):
+)
+def test_an_origin_is_echoed_where_its_page_may_read(origins: str, allowed: str, refused: str) -> None:
+    for origin in f"{allowed} {refused}".split():
         headers = MutableHeaders()
-        Cors(origins).mark(headers, origin)
-        assert headers.get("access-control-allow-origin") == (origin if origin in allowed else None)
+        Cors(origins.split()).mark(headers, origin)
+        assert headers.get("access-control-allow-origin") == (origin if origin in allowed.split() else None)
         assert headers["vary"] == "Origin"
 
 
