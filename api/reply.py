@@ -6,13 +6,14 @@ cut before its arguments begin, is content: no text is lost. Knows no family and
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Final, NamedTuple
 
 from api.jsontext import ObjectEnd, spelled
-from api.marks import MEMBERS, MOST_SPACE, NAME, OBJECT, SPACE, Found, Mark
+from api.marks import MEMBER, MEMBERS, MOST_SPACE, NAME, OBJECT, SPACE, WORD, Found, Mark
 from shared.events import CallForm, ReplyForm
 
 GENERIC_TEXT: Final = '{"response":"'
@@ -248,11 +249,12 @@ def _marks_of(form: ReplyForm) -> _Marks:
     call = more = within = None
     ends: tuple[Mark, ...] = ()
     if calls is not None:
-        one = (calls.opening, NAME, calls.middle, OBJECT)
+        between = MEMBER if calls.middle.lstrip(SPACE).startswith('"') else WORD
+        one = (calls.opening, NAME, between, calls.middle, OBJECT)
         closing = (MEMBERS, calls.closing) if calls.closing.lstrip(SPACE).startswith("}") else (calls.closing,)
         call, more = Mark(calls.beginning, *one), Mark(*closing, calls.separator, *one)
         ends = (Mark(*closing, calls.ending), Mark(*closing))
-        within = call if (calls.beginning + calls.opening).lstrip(SPACE)[:1] not in ("", "{", "[") else None
+        within = None if _could_be_json(calls.beginning + calls.opening) else call
     return _Marks(
         thought=None if form.is_reasoning else thought,
         thought_end=thought_end,
@@ -263,6 +265,12 @@ def _marks_of(form: ReplyForm) -> _Marks:
         call_more=more,
         calls_end=ends,
     )
+
+
+def _could_be_json(words: str) -> bool:
+    """What content may have in it as well; `[TOOL_CALLS]` is none."""
+    words = words.lstrip(SPACE)
+    return words[:1] in ("", "{", "[") and not re.match(r"\[[A-Z_/]+\]", words)
 
 
 def _without_space(text: str, end: int) -> int:

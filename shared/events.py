@@ -44,8 +44,9 @@ class CallForm(Wire):
     has white space, a model may write other white space, or none; before a `closing` it may write what is no part of
     the call, such as an id.
 
-    Calls whose first words begin with a brace or a bracket are calls only at the beginning of a reply; any other,
-    wherever they stand. Learned from the model's template, which was given calls to write.
+    Calls whose first words could be any JSON are calls only at the beginning of a reply; any other, such as those
+    behind `<tool_call>` or `[TOOL_CALLS]`, wherever they stand. Learned from the model's template, which was given
+    calls to write.
     """
 
     opening: str
@@ -141,6 +142,8 @@ class Answer(Wire):
     prompt_tokens: int
     n_ctx: int = 0
     """The most tokens that its context holds; 0 when its worker does not say."""
+    n_cached: int | None = None
+    """Tokens of it in the cache at its end, without those that a shift took; None when its worker does not say."""
     stop_type: StopType
     stopping_word: str = ""
     truncated: bool = False

@@ -10,6 +10,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 from shared.bus import Claimed
@@ -54,11 +55,11 @@ from worker.grammar.reply import ReplyGrammar
 from worker.pairs import Pairs
 from worker.past import Past
 from worker.pictures import Pictures
-from worker.prompting import Prompter
+from worker.prompting import SEAM, Prompter
 from worker.properties import Describer
 from worker.rules import Rules, SystemPrompt
 from worker.slotfiles import SlotFiles
-from worker.vocabulary import Vocabulary, pieces_of
+from worker.vocabulary import Piece, Vocabulary, pieces_of
 
 N_SEEDS = 2**32
 MAX_VECTOR_BYTES = 32 * 2**20
@@ -277,7 +278,8 @@ class Registrar:
                 param="input",
             )
         self._check_room(len(request.inputs))  # before megabytes of them are tokenized
-        inputs = [self._input(value, position) for position, value in enumerate(request.inputs)]
+        read = self._cut_input if request.truncates else self._input
+        inputs = [read(value, position) for position, value in enumerate(request.inputs)]
         if pooling == "none":
             self._check_room(sum(map(len, inputs)))
         return self._inputs(claimed, inputs, request.norm)
@@ -295,6 +297,22 @@ class Registrar:
         tokens = self._vocabulary.tokens(pieces, "input", add_special=True)
         self._check_input(len(tokens), f"input {position}", "input")
         return tokens
+
+    def _cut_input(self, value: Prompt, position: int) -> tuple[int, ...]:
+        """Without the end of it that does not fit, but with what closes it: a [SEP] is no part of a text."""
+        n_most = self._rules.inputs.n_most
+        pieces = self._vocabulary.head(pieces_of(value), n_most + SEAM)
+        tokens = self._vocabulary.tokens(pieces, "input", add_special=True)
+        if len(tokens) > n_most:
+            n_closing = min(self._n_closing, n_most) if isinstance(value, str) else 0
+            tokens = tokens[: n_most - n_closing] + tokens[len(tokens) - n_closing :]
+        self._check_input(len(tokens), f"input {position}", "input")
+        return tokens
+
+    @cached_property
+    def _n_closing(self) -> int:
+        """Tokens that the model's vocabulary puts behind each text."""
+        return len(self._vocabulary.tokens([Piece("")], "input", add_special=True)) - self._model.facts.adds_bos
 
     def _reranking(self, claimed: Claimed, request: Rerank) -> Intake:
         if self._rules.inputs.pooling != "rank":

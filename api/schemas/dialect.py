@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from api.schemas import embeddings, llamacpp, of_2024, openai, rerank
+from api.schemas import embeddings, llamacpp, of_2024, openai, rerank, responses
 from api.schemas.ask import Ask
 from api.schemas.ollama import requests as ollama
 from api.schemas.ollama.fields import EmbedBody, EmbeddingsBody
@@ -28,6 +28,8 @@ class Dialect:
     """By path: every one that a job can stand for."""
     slot: Callable[[dict[str, Any]], dict[str, Any]] = dict
     """What today's answer says of one slot, as these clients read it."""
+    health: Callable[[dict[str, Any]], dict[str, Any]] = dict
+    """The same of a server that is well."""
 
 
 TODAY = Dialect(
@@ -39,6 +41,8 @@ TODAY = Dialect(
         "/v1/completions": openai.completions,
         "/v1/chat/completions": openai.chat,
         "/chat/completions": openai.chat,
+        "/v1/responses": responses.response,
+        "/responses": responses.response,
         "/v1/embeddings": embeddings.embeddings,
         "/embedding": embeddings.embedding,
         "/embeddings": embeddings.embedding,
@@ -68,6 +72,7 @@ OF_2024 = Dialect(
         "/embeddings": of_2024.embeddings,
     },
     slot=of_2024.slot,
+    health=of_2024.health,
 )
 
 DIALECTS = {dialect.name: dialect for dialect in (TODAY, OF_2024)}

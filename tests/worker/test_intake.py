@@ -16,7 +16,7 @@ from shared.events import Properties, Text, TokenIds
 from shared.jobs import Adapter, Completion, Job
 from shared.overrides import MetadataOverride
 from tests.models import write_infill_model, write_judging_model, write_reranker_model
-from worker.chat import Dialect, template_of
+from worker.chat import ChatTemplate, Dialect, template_of
 from worker.demo import demo_model_path
 from worker.engine import Adapters, EmbedTask, GenerateTask, InputRules, Model
 from worker.engine.adapters import AdapterFile
@@ -291,6 +291,11 @@ def test_what_a_model_is_can_be_asked_for(registrar: Registrar, model: Model, tm
         assert not Describer(other.facts, Dialect(template_of(other.facts)), can_generate=False).properties.can_infill
 
 
+def test_a_template_that_no_model_could_need_is_not_told(model: Model) -> None:
+    endless = ChatTemplate("{{ messages[0].content }}" + " " * 200_000)
+    assert Describer(model.facts, Dialect(endless)).properties.chat_template == ""
+
+
 def test_a_model_without_the_tokens_refuses_to_infill(registrar: Registrar) -> None:
     with pytest.raises(NotSupported) as refused:
         admit(registrar, kind="infill", prefix="def f(", suffix="):")
@@ -374,3 +379,23 @@ def test_a_worker_refuses_what_its_pooling_is_not_for(registrar: Registrar, rera
     assert admit(unpooled, kind="embedding", inputs=["a"]).tasks
     with pytest.raises(InvalidRequest, match="pooling is none"):
         admit(unpooled, kind="embedding", inputs=["a"], is_pooled=True)
+
+
+def test_an_input_that_may_be_cut_loses_its_end_and_not_what_closes_it(model: Model, tmp_path: Path) -> None:
+    short = Registrar(model, Rules(n_ctx=64, inputs=InputRules(n_most=3)))
+    with pytest.raises(InvalidRequest):
+        admit(short, kind="embedding", inputs=[[28] * 4])
+    inputs = [[28, 29, 30, 31], "a b c d e f g h" * 200_000, "a"]
+    tasks = admit(short, kind="embedding", inputs=inputs, truncates=True).tasks
+    assert [task.tokens for task in tasks if isinstance(task, EmbedTask)] == [
+        (28, 29, 30),
+        tuple(model.tokenize("a b c", add_special=True, parse_special=True)),
+        tuple(model.tokenize("a", add_special=True, parse_special=True)),
+    ]
+    with pytest.raises(InvalidRequest, match="no tokens"):
+        admit(short, kind="embedding", inputs=[""], truncates=True)
+    with Model.load(write_reranker_model(tmp_path / "closing.gguf")) as closing:
+        opens, *text, closes = closing.tokenize("abcdef", add_special=True, parse_special=True)
+        cut = Registrar(closing, Rules(n_ctx=64, inputs=InputRules(n_most=5)))
+        [task] = admit(cut, kind="embedding", inputs=["abcdef"], truncates=True).tasks
+        assert isinstance(task, EmbedTask) and task.tokens == (opens, *text[:3], closes)

@@ -151,3 +151,69 @@ def test_what_surrounds_a_gap_is_cut_far_from_it(model: Model) -> None:
 def test_control_tokens_around_a_gap_are_text(model: Model) -> None:
     prompt, _ = prompt_of(model, Infill(prefix="<|fim_middle|>"), n_ctx=256)
     assert prompt.count(MIDDLE) == 1
+
+
+def conversation(*texts: str) -> tuple[dict[str, Any], ...]:
+    """A system's word, then a user's and an assistant's by turns."""
+    turns = [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(texts)]
+    return ({"role": "system", "content": "S"}, *turns)
+
+
+def left_of(model: Model, messages: tuple[dict[str, Any], ...], n_ctx: int) -> tuple[str, bool]:
+    prompt, is_truncated = prompt_of(model, Chat(messages=messages, truncate=Truncation.MESSAGES), n_ctx=n_ctx)
+    return model.detokenize(prompt), is_truncated
+
+
+def test_the_oldest_messages_of_a_chat_go_and_the_systems_stay(model: Model) -> None:
+    messages = conversation(*("abcdefg"))
+    lines = [f"{message['role']}: {message['content']}\n" for message in messages]
+    for n_ctx in range(len(lines[0] + lines[-1]) + 1, 120):
+        kept = max(n for n in range(1, 8) if len(lines[0] + "".join(lines[-n:])) < n_ctx)
+        assert left_of(model, messages, n_ctx) == (lines[0] + "".join(lines[-kept:]), kept < 7)
+
+
+def test_a_last_message_that_alone_does_not_fit_loses_its_beginning(model: Model) -> None:
+    text, is_truncated = left_of(model, conversation("a", "b", "x" * 500 + "end"), 64)
+    assert is_truncated and len(text) == 63 and text.endswith("xend\n")
+    assert left_of(model, conversation("a", "b", "c"), 8)[0] == "user: c\n"[-7:]
+
+
+def test_a_result_does_not_stay_without_its_call(model: Model) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = (
+        {"role": "user", "content": "x" * 40},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "5"},
+        {"role": "user", "content": "y"},
+    )
+    for n_ctx in range(10, 200, 9):
+        text, _ = left_of(model, messages, n_ctx)
+        assert ("tool_results" not in text) or ("tool_calls" in text)
+
+
+def test_a_conversation_of_a_hundred_thousand_messages_is_cut_soon(model: Model) -> None:
+    started = time.thread_time()
+    text, is_truncated = left_of(model, conversation(*["word"] * 100_000), 64)
+    assert is_truncated and text.endswith("assistant: word\n")
+    assert time.thread_time() - started < 2.0
+
+
+@pytest.mark.parametrize("request_", [Completion(prompts=("x" * 20,)), Chat(messages=conversation("x" * 20))])
+def test_a_request_may_want_less_of_the_context(model: Model, request_: Completion | Chat) -> None:
+    capped = request_.model_copy(update={"n_ctx": 16})
+    with pytest.raises(PromptTooLong) as refused:
+        prompt_of(model, capped)
+    assert refused.value.n_ctx == 16 and "16" in refused.value.message
+    for rule in Truncation:
+        prompt, is_truncated = prompt_of(model, capped.model_copy(update={"truncate": rule}))
+        assert is_truncated and len(prompt) < 16
+    wide = capped.model_copy(update={"n_ctx": 10**6})
+    assert prompt_of(model, wide) == prompt_of(model, request_)
+    intake = admit(registrar(model), **capped.model_copy(update={"truncate": Truncation.TAIL}).model_dump())
+    assert intake.accepted.n_ctx == 16
+
+
+@pytest.mark.parametrize("rule", Truncation)
+def test_the_smallest_context_leaves_something(model: Model, rule: Truncation) -> None:
+    prompt, is_truncated = prompt_of(model, Completion(prompts=("x" * 20,), truncate=rule, n_ctx=1))
+    assert is_truncated and 0 < len(prompt) < 4

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from shared.events import CallForm
 from worker.chat.marks import common_beginning, common_end, is_marks
 from worker.chat.probe import Message, Probe, ProbeCall, word
+from worker.chat.reasoning import learn_reasoning
 from worker.chat.template import Template
 
 
@@ -59,6 +60,7 @@ class _Learner:
     def __init__(self, template: Template, ends: Sequence[str], *, takes_objects: bool) -> None:
         self._probe = Probe(template)
         self._takes_objects = takes_objects
+        self._reasoning = learn_reasoning(template)
         self._id = word()
         # One id for all: what differs between two calls must be the call.
         self._calls = [
@@ -126,8 +128,15 @@ class _Learner:
         for before in (self._before, self._opened):
             common = common_beginning(text, before)
             if before and is_marks(before[len(common) :]):
-                return text[len(common) :]
+                return self._unthinking(text[len(common) :])
         return None
+
+    def _unthinking(self, head: str) -> str:
+        """Without reasoning that nobody did: some templates write its marks all the same."""
+        if self._reasoning is None:
+            return head
+        opening, closing = map(re.escape, self._reasoning)
+        return re.sub(rf"\A\s*{opening}\s*{closing}\s*", "", head)
 
     def _without_end(self, tail: str) -> str:
         """What an assistant writes behind the last arguments, without what closes its turn."""
@@ -179,12 +188,13 @@ def _tidied(form: CallForm, id_: str) -> CallForm | None:
     closing = re.sub(rf"\s*,\s*{field}", "", form.closing)
     blank = closing[len(closing.rstrip()) :]
     beginning = form.beginning.lstrip()
+    indent = "" if beginning else opening[: len(opening) - len(opening.lstrip())]
     tidied = CallForm(
         beginning=beginning,
-        opening=opening if beginning else opening.lstrip(),
+        opening=opening[len(indent) :],
         middle=middle,
         closing=closing.rstrip(),
-        separator=blank + form.separator,
+        separator=blank + form.separator + indent,
         ending=(blank + form.ending).rstrip(),
     )
     if id_ in tidied.model_dump_json() or not tidied.opening or not middle.strip():

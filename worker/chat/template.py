@@ -42,7 +42,7 @@ RENDERING = (
     ValueError,
     AttributeError,
     ArithmeticError,
-    RecursionError,
+    RuntimeError,
     MemoryError,
 )
 """What a template may raise when it is rendered."""

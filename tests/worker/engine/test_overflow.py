@@ -147,3 +147,12 @@ def test_a_text_that_shifts_has_an_end_and_not_before_its_context_has(
     rules: dict[str, Any], shift: bool, n_most: int
 ) -> None:
     assert FullContext(100, **rules).n_most(Generation(shift=shift), 30) == n_most
+
+
+@pytest.mark.parametrize(("asked", "n_ctx"), [(None, 100), (40, 40), (1, 4), (10**9, 100)])
+def test_a_request_may_want_less_of_a_context_and_never_gets_more(asked: int | None, n_ctx: int) -> None:
+    full = FullContext(100, shift_limit=0)
+    assert full.n_most(Generation(n_ctx=asked), 3) == n_ctx
+    shift = full.shift(Generation(n_ctx=asked, shift=True), 3)
+    assert shift is not None and shift.n_ctx == n_ctx
+    assert full.n_most(Generation(n_ctx=asked, shift=True), 3) == 3 + 10 * n_ctx
