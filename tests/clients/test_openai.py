@@ -321,3 +321,13 @@ async def test_an_answer_goes_on_with_the_assistants_words(sdk: Sdk) -> None:
     asked = {"continue_final_message": True, "add_generation_prompt": False, "ignore_eos": True}
     new = await sdk.asynchronous.chat.completions.create(**chat(messages=messages, extra_body=asked))
     assert told.choices[0].message.content == f"Well,{new.choices[0].message.content}"
+
+
+@pytest.mark.parametrize("model", ["tiny", "taught"])
+async def test_a_prompt_can_be_seen_with_its_tools(stack: Stack, model: str) -> None:
+    asked = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "tools": TOOLS}
+    prompts = [
+        (await stack.http.post("/apply-template", json={**asked, "tool_choice": choice})).json()["prompt"]
+        for choice in ("auto", "none")
+    ]
+    assert ["Looks up the weather." in prompt for prompt in prompts] == [True, False]

@@ -112,6 +112,8 @@ class Dialect:
         no call, and of nothing that is thought before. InvalidRequest for a grammar where there are tools, as
         llama.cpp has it: either would break the other."""
         form, constraint, use = reply or ReplyForm(), chat.constraint, chat.tool_use
+        if not form.is_reasoning and chat.template_kwargs.get("enable_thinking") is False:
+            form = form.model_copy(update={"reasoning": None})  # who wants none wants the answer alone
         if use is None:
             if constraint is None or form.reasoning is None:
                 return constraint

@@ -133,6 +133,19 @@ def test_a_prompt_may_have_opened_the_reasoning() -> None:
     assert reply(TURNS) is None
 
 
+def test_a_schema_leaves_no_room_to_think_where_a_client_wants_none() -> None:
+    schema = Constraint(syntax="json_schema", text="{}")
+    for tools in (None, TOOLS):
+        chat = Chat(messages=(user(),), constraint=schema, tool_use=tools)
+        free = dialect(THINKING).grammar(chat, reply(THINKING))
+        assert isinstance(free, ReplyGrammar) and free.reasoning == ("<think>", "</think>")
+        unwanted = chat.model_copy(update={"template_kwargs": {"enable_thinking": False}})
+        bound = dialect(THINKING).grammar(unwanted, reply(THINKING))
+        assert bound == schema if tools is None else isinstance(bound, ReplyGrammar) and bound.reasoning is None
+        begun = dialect(DEEPSEEK).grammar(unwanted, reply(DEEPSEEK))
+        assert isinstance(begun, ReplyGrammar) and begun.is_reasoning, "the prompt has opened it all the same"
+
+
 def test_a_message_is_continued_where_it_ends() -> None:
     begun = {"role": "assistant", "content": "Once upon  "}
     assert rendered(TURNS, user(), begun, continues_last=True).endswith("<|im_start|>assistant\nOnce upon  ")
