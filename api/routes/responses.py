@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from api import sse
 from api.access import idempotency_key_of, query_of
 from api.body import read_body
 from api.context import Context, context_of, json_response, path_of, tenant_of
@@ -74,9 +75,10 @@ async def create(request: Request) -> ASGIApp:
 async def show(request: Request) -> ASGIApp:
     fields = read(RetrieveFields, query_of(request, tuple(RetrieveFields.model_fields)))
     record = await _record(request)
-    return _response_or_events(
-        context_of(request), record, is_stream=fields.stream == "true", after=fields.starting_after
-    )
+    is_stream = fields.stream == "true"
+    if is_stream and request.method == "HEAD":
+        return Response(headers=sse.HEADERS | {"X-Job-Id": record.id})
+    return _response_or_events(context_of(request), record, is_stream=is_stream, after=fields.starting_after)
 
 
 @described(

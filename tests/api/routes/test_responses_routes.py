@@ -142,6 +142,14 @@ async def test_a_second_reader_joins_a_stream_that_runs(api: Api, worker: Script
     assert (await reading)[2:] == await others
 
 
+async def test_a_look_at_the_headers_of_a_stream_waits_for_nothing(api: Api, worker: ScriptedWorker) -> None:
+    made = await make(api, "hold a|b", background=True)
+    response = await api.client.head(f"/v1/responses/{made['id']}?stream=true")
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert (await get(api, made["id"]))["status"] in ("queued", "in_progress")
+
+
 @pytest.mark.parametrize("query", ["starting_after=x", "starting_after=-1", "starting_after=1.5", "starting_after="])
 async def test_a_garbled_cursor_is_refused(api: Api, query: str) -> None:
     made = await make(api, "say a")
