@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Collection
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
@@ -27,6 +28,8 @@ log = structlog.get_logger(__name__)
 
 OPEN = frozenset({"/health", "/v1/health", "/ready", "/live"})
 """Paths that need no key, compared as they came: no other spelling of them is open."""
+
+MAX_IDEMPOTENCY_KEY = 255
 
 _REQUEST_ID = re.compile(r"[!-~]{1,128}", re.ASCII)
 
@@ -95,9 +98,10 @@ class _Answer:
         await self._send(message)
 
 
-def query_of(request: Request) -> dict[str, str]:
-    """The parameters behind the path. Raises InvalidRequest when one is given twice: which would count?"""
-    given = request.query_params.multi_items()
+def query_of(request: Request, names: Collection[str] | None = None) -> dict[str, str]:
+    """The parameters behind the path; with `names`, only those of them. Raises InvalidRequest when one is given twice:
+    which would count?"""
+    given = [item for item in request.query_params.multi_items() if names is None or item[0] in names]
     names = [name for name, _ in given]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise bad_field(twice, "is given twice")
@@ -110,3 +114,13 @@ def header_of(request: Request, name: str) -> str | None:
     if len(given) > 1:
         raise bad_field(name, "is given twice")
     return given[0] if given else None
+
+
+def idempotency_key_of(request: Request) -> str | None:
+    """What a client says twice the same with. Raises InvalidRequest."""
+    key = header_of(request, "Idempotency-Key")
+    if key is None:
+        return None
+    if not (0 < len(key) <= MAX_IDEMPOTENCY_KEY and key.isascii() and key.isprintable()):
+        raise bad_field("Idempotency-Key", f"must be 1 to {MAX_IDEMPOTENCY_KEY} printable ASCII characters")
+    return key

@@ -29,7 +29,7 @@ from api.openapi.description import ByMethod
 from api.outgoing import Outgoing
 from api.problems import on_error
 from api.profiles import Profiles
-from api.routes import adapters, docs, jobs, llamacpp, metrics, models, ollama, openai, props, slots, status
+from api.routes import adapters, docs, jobs, llamacpp, metrics, models, ollama, openai, props, responses, slots, status
 from api.server import SHUTDOWN_S, Server, config_of, make_room_for
 from api.tls import server_context
 from shared import telemetry
@@ -40,6 +40,8 @@ from shared.settings import ApiSettings, ConfigError
 log = structlog.get_logger(__name__)
 
 PROBE = ["GET", "HEAD"]
+
+RESPONSE = ByMethod(GET=responses.show, DELETE=responses.delete).answer
 
 ROUTES: list[BaseRoute] = [
     Route("/health", status.health, methods=PROBE),
@@ -69,6 +71,12 @@ ROUTES: list[BaseRoute] = [
     Route("/v1/completions", openai.completions, methods=["POST"]),
     Route("/v1/chat/completions", openai.chat_completions, methods=["POST"]),
     Route("/chat/completions", openai.chat_completions, methods=["POST"]),
+    Route("/v1/responses", responses.create, methods=["POST"]),
+    Route("/responses", responses.create, methods=["POST"]),
+    Route("/v1/responses/{response_id}", RESPONSE, methods=["GET", "DELETE"]),
+    Route("/responses/{response_id}", RESPONSE, methods=["GET", "DELETE"]),
+    Route("/v1/responses/{response_id}/cancel", responses.cancel, methods=["POST"]),
+    Route("/responses/{response_id}/cancel", responses.cancel, methods=["POST"]),
     Route("/v1/embeddings", openai.embeddings, methods=["POST"]),
     Route("/", ollama.root, methods=PROBE),
     Route("/api/version", ollama.version, methods=PROBE),

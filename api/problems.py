@@ -149,7 +149,7 @@ LLAMACPP = Family(Error, body_of)
 OPENAI = Family(ParamError, lambda error: body_of(error, with_param=True))
 OLLAMA = Family(OllamaError, ollama_body_of, {errors.QueueFull: 503})
 
-_FAMILIES: dict[tuple[str, ...], Family] = {("/v1/", "/chat/"): OPENAI, ("/api/",): OLLAMA}
+_FAMILIES: dict[tuple[str, ...], Family] = {("/v1/", "/chat/", "/responses"): OPENAI, ("/api/",): OLLAMA}
 
 
 def family_of(path: str) -> Family:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from api.context import STOPPING, Context, written_response
 from api.made import made
 from api.rendering import rendered
-from api.schemas.ask import Heard, Shape
+from api.schemas.ask import Heard, Origin, Shape
 from shared.errors import NotReady, SlotstreamError
 from shared.jobs import Job
 
@@ -43,7 +43,7 @@ class JobResponse:
         self,
         context: Context,
         jobs: Sequence[Job],
-        shape: Shape,
+        shape: Callable[[Origin], Shape],
         *,
         is_stream: bool = False,
         keep_alive_s: float | None = None,
@@ -61,13 +61,20 @@ class JobResponse:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {"X-Job-Id": self._jobs[0].id} if len(self._jobs) == 1 else {}
         async with made(self._context, self._jobs, self._workers) as source, Departure(receive):
+            shape = self._shape(await self._origin())
             if self._is_stream:
                 early = await source.settle(self._context.settings.accept_wait_s)
-                await Stream(self._shape, headers, self._keep_alive_s).run(source, send, early)
+                await Stream(shape, headers, self._keep_alive_s).run(source, send, early)
             else:
                 endings = await source.endings()
-                text = await rendered(endings, lambda: self._shape.body(endings))
+                text = await rendered(endings, lambda: shape.body(endings))
                 await written_response(text, headers=headers)(scope, receive, send)
+
+    async def _origin(self) -> Origin:
+        first = self._jobs[0]
+        # What is kept is told of again, and then by the queue's clock.
+        record = await self._context.bus.queue.record(first.id) if first.is_durable else None
+        return Origin(first.id, first.model, int(record.created_at if record else time.time()))
 
 
 class Stream:
@@ -79,11 +86,13 @@ class Stream:
         self._headers = {**self._framing.headers, **headers}
         self._keep_alive_s = keep_alive_s
 
-    async def run(self, source: Source, send: Send, early: Sequence[Heard] = ()) -> None:
-        """Sends the headers, what was heard `early`, what comes, and the end. Errors are its last event."""
+    async def run(self, source: Source, send: Send, early: Sequence[Heard] = (), *, opening: bytes = b"") -> None:
+        """Sends the headers, an `opening`, what was heard `early`, what comes, and the end. Errors are its last
+        event."""
         raw = [(name.lower().encode(), value.encode()) for name, value in self._headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": raw})
         try:
+            await _write(send, opening)
             await self._relay(source, send, early)
         except SlotstreamError as error:
             await _write(send, self._shape.failed(error))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import time
-
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from api.body import read_as
 from api.context import context_of, path_of, tenant_of
 from api.images import place_images
+from api.kept import kept_body
 from api.pinning import pinned
 from api.relay import JobResponse
-from api.schemas.ask import Ask, Origin
+from api.schemas.ask import Ask
 from api.schemas.dialect import Reader
 from shared.jobs import Job, Lane
 
@@ -44,14 +43,16 @@ async def answer_to(request: Request, ask: Ask) -> ASGIApp:
             deadline_s=context.settings.deadline_s,
             endpoint=path_of(request),
             compat=context.dialect.name,
+            is_durable=ask.kept_fields is not None,
+            body=kept_body(ask.kept_fields, ask) if ask.kept_fields is not None else None,
+            metadata=dict(ask.metadata),
         )
         for pin in pins
     ]
-    origin = Origin(jobs[0].id, model, int(time.time()))
     return JobResponse(
         context,
         jobs,
-        ask.shape(origin),
+        ask.shape,
         is_stream=ask.is_stream,
         keep_alive_s=ask.keep_alive_s,
         workers=[pin.worker for pin in pins],

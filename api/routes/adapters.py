@@ -86,7 +86,7 @@ async def change(request: Request) -> ASGIApp:
         for _ in workers
     ]
     done = WholeShape(lambda _: {"success": True})
-    return JobResponse(context, jobs, done, workers=[worker.id for worker in workers])
+    return JobResponse(context, jobs, lambda _: done, workers=[worker.id for worker in workers])
 
 
 def _check_ids(adapters: Sequence[Adapter], workers: Sequence[WorkerState]) -> None:

@@ -5,7 +5,6 @@ Nothing here cancels a job but the request to cancel it.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -15,13 +14,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api import sse
-from api.access import header_of, query_of
+from api.access import header_of, idempotency_key_of, query_of
 from api.body import read_body
 from api.context import Context, context_of, tenant_of, written_response
-from api.images import place_images
+from api.kept import enqueue, kept_body, record_of
 from api.openapi import answers
 from api.openapi.description import Pieces, Reach, described
-from api.pinning import pinned
 from api.problems import body_of
 from api.relay import Departure, Stream
 from api.rendering import rendered
@@ -36,14 +34,11 @@ from api.schemas.jobs import (
     list_json,
     token_json,
 )
-from api.schemas.pictures import without_files
 from api.schemas.strict import bad_field, read
-from shared.bus import Reader, Receipt
+from shared.bus import Reader
 from shared.errors import InvalidRequest, NotSupported, SlotstreamError, UnknownJob, UnknownModel
 from shared.events import Finished, Tokens
-from shared.jobs import Job, JobRecord, Lane, partition_of
-
-MAX_IDEMPOTENCY_KEY = 255
+from shared.jobs import Job, JobRecord, Lane
 
 
 @described(
@@ -59,14 +54,15 @@ MAX_IDEMPOTENCY_KEY = 255
 async def create(request: Request) -> Response:
     """202 with the new job; 200 with the old one when its idempotency key is used again."""
     context, tenant = context_of(request), tenant_of(request)
-    key = _idempotency_key(request)
+    key = idempotency_key_of(request)
     fields = read(JobFields, await read_body(request, context.max_body))
     ask, model = await _asked(context, fields)
     job = _job(context, tenant, fields, ask, model, key=key)
-    # What was made before needs no images: those of then may be gone from where they were.
-    receipt = await context.bus.queue.made_by(key, job) if key and ask.album.pictures else None
-    receipt = receipt or await _enqueued(context, job, key, ask)
-    record = await _record(context, tenant, receipt.job_id)
+    try:
+        receipt = await enqueue(context, job, ask, key=key)
+    except (InvalidRequest, NotSupported) as error:
+        raise _inside_body(error) from None
+    record = await record_of(context, tenant, receipt.job_id)
     return await _job_response(context, record, 202 if receipt.is_new else 200)
 
 
@@ -86,7 +82,7 @@ async def index(request: Request) -> Response:
 @described("How a job stands, and its result", gives=answers.Job, reach=Reach.FLEET, fails=(404,), tells_job=True)
 async def show(request: Request) -> Response:
     context = context_of(request)
-    record = await _record(context, tenant_of(request), request.path_params["job_id"])
+    record = await record_of(context, tenant_of(request), request.path_params["job_id"])
     return await _job_response(context, record)
 
 
@@ -94,7 +90,7 @@ async def show(request: Request) -> Response:
 async def cancel(request: Request) -> Response:
     """The job as it is now: cancelled, about to be, or as it had ended already."""
     context, tenant = context_of(request), tenant_of(request)
-    record = await _record(context, tenant, request.path_params["job_id"])
+    record = await record_of(context, tenant, request.path_params["job_id"])
     return await _job_response(context, await context.bus.queue.cancel(record.id))
 
 
@@ -111,7 +107,7 @@ async def cancel(request: Request) -> Response:
 async def events(request: Request) -> ASGIApp:
     context, tenant = context_of(request), tenant_of(request)
     after = _after(request)
-    record = await _record(context, tenant, request.path_params["job_id"])
+    record = await record_of(context, tenant, request.path_params["job_id"])
     if request.method == "HEAD":
         return Response(headers=sse.HEADERS | {"X-Job-Id": record.id})
     return EventsResponse(context, record, after)
@@ -212,20 +208,9 @@ def _job(context: Context, tenant: str, fields: JobFields, ask: Ask, model: str,
         endpoint=fields.endpoint,
         compat=context.dialect.name,
         is_durable=True,
-        body=json.dumps(without_files(fields.body, ask.album), ensure_ascii=False, separators=(",", ":")),
+        body=kept_body(fields.body, ask),
         metadata=fields.metadata,
     )
-
-
-async def _enqueued(context: Context, job: Job, key: str | None, ask: Ask) -> Receipt:
-    """With its images, for the worker that it names or for all."""
-    try:
-        placed = await place_images(context, ask, job.model)
-    except (InvalidRequest, NotSupported) as error:
-        raise _inside_body(error) from None
-    pin = pinned(context.fleet, job.model, placed.request)
-    made = job.model_copy(update={"request": pin.request})
-    return await context.bus.queue.enqueue(made, idempotency_key=key, worker=pin.worker)
 
 
 def _inside_body(error: SlotstreamError) -> SlotstreamError:
@@ -236,32 +221,10 @@ def _inside_body(error: SlotstreamError) -> SlotstreamError:
     return type(error)(message, param=f"body.{error.param}")
 
 
-async def _record(context: Context, tenant: str, job_id: str) -> JobRecord:
-    """Raises UnknownJob for another tenant's job exactly as for none."""
-    try:
-        partition_of(job_id)
-    except ValueError:
-        record = None
-    else:
-        record = await context.bus.queue.record(job_id)
-    if record is None or record.tenant != tenant:
-        raise UnknownJob("There is no such job")
-    return record
-
-
 async def _job_response(context: Context, record: JobRecord, status: int = 200) -> Response:
     endings = [record.finished] if record.finished else []
     text = await rendered(endings, lambda: job_json(record, context.fleet.waiting_for))
     return written_response(text, status, {"X-Job-Id": record.id})
-
-
-def _idempotency_key(request: Request) -> str | None:
-    key = header_of(request, "Idempotency-Key")
-    if key is None:
-        return None
-    if not (0 < len(key) <= MAX_IDEMPOTENCY_KEY and key.isascii() and key.isprintable()):
-        raise bad_field("Idempotency-Key", f"must be 1 to {MAX_IDEMPOTENCY_KEY} printable ASCII characters")
-    return key
 
 
 def _after(request: Request) -> int:

@@ -64,4 +64,5 @@ async def act(request: Request) -> ASGIApp:
         deadline_s=context.settings.deadline_s,
         endpoint=request.url.path,
     )
-    return JobResponse(context, [job], WholeShape(partial(report_json, wanted, slot.number)), workers=[slot.worker_id])
+    report = WholeShape(partial(report_json, wanted, slot.number))
+    return JobResponse(context, [job], lambda _: report, workers=[slot.worker_id])

@@ -7,7 +7,7 @@ array of prompts is one job for who does not wait; for who does it is split into
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
@@ -66,6 +66,12 @@ class Ask:
     is_stream: bool = False
     keep_alive_s: float | None = None
     """Seconds of silence after which a stream says that it lives; None when the client does not say."""
+    kept_fields: Mapping[str, Any] | None = None
+    """The client's JSON, from which an answer is rendered that can be asked for again; None of any other."""
+    is_background: bool = False
+    """Whether it goes on when the client leaves. Such a one is kept."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """Of a kept one."""
     album: Album = field(default_factory=Album)
     """Pictures whose marks stand in the request, which has no media before `with_images`."""
 

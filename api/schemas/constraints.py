@@ -26,8 +26,9 @@ TYPES = frozenset(("null", "boolean", "object", "array", "number", "string", "in
 ANY_OBJECT = {"type": "object"}
 
 _ONE = ("additionalItems", "additionalProperties", "contains", "else", "if", "not", "propertyNames", "then")
-_ONE_OR_SEVERAL = (*_ONE, "allOf", "anyOf", "items", "oneOf", "prefixItems")
-_NAMED = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
+ONE_OR_SEVERAL = (*_ONE, "allOf", "anyOf", "items", "oneOf", "prefixItems")
+NAMED = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
+"""Keywords whose values are schemas, or lists of them; and those whose values have schemas by name."""
 
 
 Text = Annotated[str, Field(max_length=MAX_LENGTH)]
@@ -149,15 +150,16 @@ def _check_schema(root: dict[str, Any] | bool, field: str) -> None:
         _check_type(schema, field)
         _check_reference(schema, root, field)
         _check_constants(schema, field)
-        waiting += _subschemas(schema, field)
+        waiting += subschemas(schema, field)
 
 
-def _subschemas(schema: dict[str, Any], field: str) -> Iterator[Any]:
-    for keyword in _ONE_OR_SEVERAL:
+def subschemas(schema: dict[str, Any], field: str) -> Iterator[Any]:
+    """What stands directly in a schema where a schema belongs. Raises InvalidRequest."""
+    for keyword in ONE_OR_SEVERAL:
         if keyword in schema:
             value = schema[keyword]
             yield from value if isinstance(value, list) and keyword not in _ONE else (value,)
-    for keyword in _NAMED:
+    for keyword in NAMED:
         value = schema.get(keyword, {})
         if not isinstance(value, dict):
             raise bad_field(field, f"the schema's '{keyword}' must be an object")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from api.schemas import embeddings, llamacpp, of_2024, openai, rerank
+from api.schemas import embeddings, llamacpp, of_2024, openai, rerank, responses
 from api.schemas.ask import Ask
 from api.schemas.ollama import requests as ollama
 from api.schemas.ollama.fields import EmbedBody, EmbeddingsBody
@@ -39,6 +39,8 @@ TODAY = Dialect(
         "/v1/completions": openai.completions,
         "/v1/chat/completions": openai.chat,
         "/chat/completions": openai.chat,
+        "/v1/responses": responses.response,
+        "/responses": responses.response,
         "/v1/embeddings": embeddings.embeddings,
         "/embedding": embeddings.embedding,
         "/embeddings": embeddings.embedding,

@@ -13,14 +13,14 @@ from api.schemas.answers import prompt_usage_json, vectors_of
 from api.schemas.ask import Ask
 from api.schemas.lane import LaneFields
 from api.schemas.prompts import Inputs, inputs_of
-from api.schemas.strict import bad_field, by_hand, read
+from api.schemas.strict import bad_field, by_hand, needs_one_of, read
 from api.schemas.whole import WholeShape
 from shared.events import Finished, Vector
-from shared.jobs import MAX_NORM, Embedding
+from shared.jobs import MAX_NORM, Embedding, Prompt
 
 
 class EmbeddingFields(LaneFields):
-    model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["input"]}, {"required": ["content"]}]})
+    model_config = ConfigDict(json_schema_extra=needs_one_of("input", "content"))
 
     encoding_format: Literal["float", "base64"] = "float"
     """llama.cpp's own answer has numbers whatever is asked for."""
@@ -34,14 +34,12 @@ class EmbeddingFields(LaneFields):
 
 def embeddings(fields: dict[str, Any]) -> Ask:
     """The one job of a `/v1/embeddings` body. Raises InvalidRequest, or NotSupported for what is not text."""
-    if fields.get("input") is None and fields.get("content") is not None:
-        return embedding(fields)  # llama.cpp's name for it means its answer
     typed = read_fields(fields)
-    if fields.get("input") is None:
-        raise bad_field("input", "is needed")
+    if typed.input is None and typed.content is not None:
+        return embedding(fields)  # llama.cpp's name for it means its answer
     is_base64 = typed.encoding_format == "base64"
     return Ask(
-        request=Embedding(inputs=inputs_of("input", fields["input"]), norm=typed.embd_normalize, is_pooled=True),
+        request=Embedding(inputs=_inputs(typed), norm=typed.embd_normalize, is_pooled=True),
         shape=lambda origin: WholeShape(
             lambda ending: _openai_json(ending, typed.model or origin.model, is_base64=is_base64)
         ),
@@ -53,11 +51,8 @@ def embeddings(fields: dict[str, Any]) -> Ask:
 def embedding(fields: dict[str, Any]) -> Ask:
     """The one job of an `/embedding` body, whose inputs are in `input`, or in `content`. Raises as above."""
     typed = read_fields(fields)
-    name = "input" if fields.get("input") is not None else "content"
-    if fields.get(name) is None:
-        raise bad_field("input", "is needed, or 'content'")
     return Ask(
-        request=Embedding(inputs=inputs_of(name, fields[name]), norm=typed.embd_normalize),
+        request=Embedding(inputs=_inputs(typed), norm=typed.embd_normalize),
         shape=lambda _: WholeShape(_native_json),
         model=typed.model,
         lane=typed.lane,
@@ -69,6 +64,15 @@ def read_fields(fields: dict[str, Any]) -> EmbeddingFields:
     if typed.dimensions is not None:
         raise bad_field("dimensions", "the model's vectors cannot be shortened")
     return typed
+
+
+def _inputs(typed: EmbeddingFields) -> tuple[Prompt, ...]:
+    """From the first of the two names that is given; the other is checked, too."""
+    named = {"input": typed.input, "content": typed.content}
+    given = [inputs_of(name, value) for name, value in named.items() if value is not None]
+    if not given:
+        raise bad_field("input", "is needed, or 'content'")
+    return given[0]
 
 
 def _openai_json(ending: Finished, model: str, *, is_base64: bool) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, StringConstraints
+from pydantic import BeforeValidator, Field
 
 from api.problems import body_of
 from api.schemas.answers import (
@@ -24,8 +24,9 @@ from api.schemas.answers import (
     vectors_of,
 )
 from api.schemas.ask import Ask, Origin
-from api.schemas.dialect import DIALECTS
+from api.schemas.dialect import DIALECTS, ENDPOINTS
 from api.schemas.logprobs import chat_json
+from api.schemas.metadata import Metadata
 from api.schemas.strict import OwnFields, bad_field
 from shared.bus import JobPage
 from shared.events import Finished, Score, Tokens, Vector
@@ -46,21 +47,16 @@ def _whole_number(text: Any) -> int:
 
 WholeNumber = Annotated[int, BeforeValidator(_whole_number)]
 
-Metadata = dict[
-    Annotated[str, StringConstraints(min_length=1, max_length=64)],
-    Annotated[str, StringConstraints(max_length=512)],
-]
-
 
 class JobFields(OwnFields):
     """The body of `POST /v1/jobs`."""
 
-    endpoint: str
+    endpoint: Annotated[str, Field(json_schema_extra={"enum": list(ENDPOINTS)})]
     body: dict[str, Any]
     priority: Lane | None = Field(None, strict=False)
     deadline_s: float | None = Field(None, gt=0, le=MAX_DEADLINE_S)
     webhook: dict[str, Any] | None = None
-    metadata: Metadata = Field({}, max_length=16)
+    metadata: Metadata = {}
 
 
 class ListFields(OwnFields):

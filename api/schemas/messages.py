@@ -28,17 +28,22 @@ class ToolCall(TypedDict):
     function: FunctionCall
 
 
+class AssistantMessage(TypedDict):
+    role: Literal["assistant"]
+    content: NotRequired[Content | None]
+    reasoning_content: NotRequired[str | None]
+    tool_calls: NotRequired[list[ToolCall] | None]
+
+
 class Message(TypedDict):
     role: Annotated[str, Field(min_length=1)]
-    content: NotRequired[Content | None]
-    """Needed but of an assistant."""
-    reasoning_content: NotRequired[str | None]
+    content: Content
     tool_calls: NotRequired[list[ToolCall] | None]
     tool_call_id: NotRequired[str | None]
     """Of a tool's result: which call it answers."""
 
 
-Messages = Annotated[list[Message], Field(min_length=1)]
+Messages = Annotated[list[AssistantMessage | Message], Field(min_length=1)]
 
 
 def messages_of(value: Any, album: Album) -> tuple[dict[str, Any], ...]:

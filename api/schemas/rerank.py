@@ -15,7 +15,7 @@ from api.schemas.answers import prompt_usage_json, scores_of
 from api.schemas.ask import Ask
 from api.schemas.lane import LaneFields
 from api.schemas.sampling import INT32_MAX
-from api.schemas.strict import bad_field, read
+from api.schemas.strict import bad_field, needs_one_of, read
 from api.schemas.whole import WholeShape
 from shared.events import Finished, Score
 from shared.jobs import Rerank
@@ -40,7 +40,7 @@ Documents = Annotated[
 
 
 class RerankFields(LaneFields):
-    model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["documents"]}, {"required": ["texts"]}]})
+    model_config = ConfigDict(json_schema_extra=needs_one_of("documents", "texts"))
 
     query: str
     documents: Documents

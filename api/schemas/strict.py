@@ -123,6 +123,11 @@ def by_hand(form: Any) -> PlainValidator:
     return PlainValidator(lambda value: value, json_schema_input_type=form)
 
 
+def needs_one_of(*names: str) -> dict[str, Any]:
+    """The same of fields of which one must be there; for a model's `json_schema_extra`."""
+    return {"anyOf": [{"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in names]}
+
+
 class OwnFields(ClientFields):
     """The same for paths that are ours alone, where an unknown field is a mistake worth telling."""
 

@@ -353,6 +353,14 @@ class Queue:
             raise UnknownJob(f"There is no job {job_id!r}.")
         return record
 
+    async def forget(self, job_id: str, tenant: str) -> bool:
+        """Drops all that is kept of a tenant's job. False: it has not ended, and stays. Raises BusUnavailable."""
+        keys = self._keys
+        names = (keys.job(job_id), keys.log(job_id), keys.index(partition_of(job_id), tenant))
+        forget = script("forget")
+        [is_gone] = await run(self._link, forget, [forget.call(names, (job_id,))], tries=TRIES)
+        return bool(is_gone)
+
     async def record(self, job_id: str) -> JobRecord | None:
         """What is known of a job, or None when there is none of that id. Raises BusUnavailable."""
         try:

@@ -4,7 +4,7 @@
 not even that it took the job, before `go`. `read a` tells every few milliseconds how it gets on with its prompt, before
 `go`. `long` is refused as too long, `die a|b` ends as a job whose workers died. `see a` also speaks of its images.
 An input of an embedding that begins with `rows` has two; a document's score is the number of its letters that the query
-has too.
+has too. Its tokens are bytes, and a chat's prompt is its last message.
 """
 
 from __future__ import annotations
@@ -39,11 +39,27 @@ from shared.events import (
     Score,
     SlotReport,
     StopType,
+    Text,
     Timings,
+    TokenIds,
     Tokens,
     Vector,
 )
-from shared.jobs import Chat, Completion, Embedding, Generation, GetProperties, Infill, Rerank, SetAdapters, SlotAction
+from shared.jobs import (
+    ApplyTemplate,
+    Chat,
+    Completion,
+    Detokenize,
+    Embedding,
+    Generation,
+    GetProperties,
+    Infill,
+    Request,
+    Rerank,
+    SetAdapters,
+    SlotAction,
+    Tokenize,
+)
 
 N_CTX = 64
 
@@ -159,22 +175,35 @@ class Performance:
 
     async def run(self) -> Finished:
         request = self.claimed.job.request
-        if isinstance(request, Embedding):
-            if request.is_pooled and any(map(_is_many, request.inputs)):
+        return await self._generate(request) if isinstance(request, Generation) else self._answer(request)
+
+    def _answer(self, request: Request) -> Finished:
+        """What needs no slot."""
+        match request:
+            case Embedding() if request.is_pooled and any(map(_is_many, request.inputs)):
                 return failed(InvalidRequest("this worker does not pool"))
-            return Finished(status="succeeded", parts=tuple(map(vector, range(10**6), request.inputs)))
-        if isinstance(request, Rerank):
-            return Finished(status="succeeded", parts=tuple(scores(request)))
-        if isinstance(request, SetAdapters):
-            self.worker.scales = tuple(adapter.scale for adapter in request.adapters)
-            self.worker.scales_set_at = request.set_at
-            return Finished(status="succeeded", parts=(AdapterScales(scales=self.worker.scales),))
-        if isinstance(request, GetProperties):
-            return Finished(status="succeeded", parts=(self.worker.properties,), worker=self.worker.id)
-        if isinstance(request, SlotAction):
-            report = SlotReport(index=0, n_tokens=10 + request.slot, n_bytes=1000, ms=1.5)
-            return Finished(status="succeeded", parts=(report,))
-        assert isinstance(request, Generation)
+            case Embedding():
+                parts: tuple[Part, ...] = tuple(map(vector, range(10**6), request.inputs))
+            case Rerank():
+                parts = tuple(scores(request))
+            case SetAdapters():
+                self.worker.scales = tuple(adapter.scale for adapter in request.adapters)
+                self.worker.scales_set_at = request.set_at
+                parts = (AdapterScales(scales=self.worker.scales),)
+            case GetProperties():
+                parts = (self.worker.properties,)
+            case Tokenize(content=content):
+                raw = str(content).encode()
+                parts = (TokenIds.of(raw, [bytes([byte]) for byte in raw]),)
+            case Detokenize(tokens=tokens):
+                parts = (Text(text=bytes(token % 256 for token in tokens).decode(errors="replace")),)
+            case ApplyTemplate(chat=chat):
+                parts = (Text(text=prompts_of(chat)[0]),)
+            case SlotAction():
+                parts = (SlotReport(index=0, n_tokens=10 + request.slot, n_bytes=1000, ms=1.5),)
+        return Finished(status="succeeded", parts=parts, worker=self.worker.id)
+
+    async def _generate(self, request: Generation) -> Finished:
         verb, _, _ = prompts_of(request)[0].partition(" ")
         if verb == "long":
             return failed(
@@ -299,8 +328,8 @@ def prompts_of(request: Generation) -> list[str]:
             return [str(messages[-1]["content"])]
         case Completion(prompts=prompts):
             return [prompt if isinstance(prompt, str) else f"say {prompt}" for prompt in prompts]
-        case Infill(prefix=str(prefix)):
-            return [prefix]
+        case Infill(prefix=prefix):
+            return [prefix if isinstance(prefix, str) else f"say {prefix}"]
     raise AssertionError(f"no prompt in {request}")
 
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from api.schemas.constraints import ANY_OBJECT, schema_constraint
 from api.schemas.lane import LaneFields
+from api.schemas.ollama.formats import constraint_of
 from api.schemas.ollama.messages import OllamaMessage
 from api.schemas.ollama.options import OptionFields, Options
 from api.schemas.strict import bad_field, by_hand, to_json
@@ -35,8 +35,9 @@ def _keep_alive(value: Any) -> Any:
 
 def _think(value: Any) -> Any:
     if not isinstance(value, bool) and value not in get_args(Level):
+        shown = f"{to_json(value).decode():.100}"
         raise InvalidRequest(
-            f'invalid think value: {_shown(value)} (must be "high", "medium", "low", "max", true, or false)',
+            f'invalid think value: {shown} (must be "high", "medium", "low", "max", true, or false)',
             param="think",
         )
     return value
@@ -46,21 +47,6 @@ def _top_logprobs(value: int) -> int:
     if not 0 <= value <= MAX_TOP_LOGPROBS:
         raise InvalidRequest(f"top_logprobs must be between 0 and {MAX_TOP_LOGPROBS}", param="top_logprobs")
     return value
-
-
-def _format(value: Any) -> Constraint | None:
-    match value:
-        case "":
-            return None
-        case "json":
-            return schema_constraint(ANY_OBJECT, "format")
-        case dict():
-            return schema_constraint(value, "format")
-    raise InvalidRequest(f'invalid format: {_shown(value)}; expected "json" or a valid JSON Schema', param="format")
-
-
-def _shown(value: Any) -> str:
-    return f"{to_json(value).decode():.100}"
 
 
 class ModelBody(LaneFields):
@@ -74,8 +60,8 @@ class TextBody(ModelBody):
     """What every generating request has."""
 
     stream: bool = True
-    constraint: Annotated[Constraint | None, BeforeValidator(_format, Literal["", "json"] | dict[str, Any])] = Field(
-        None, alias="format"
+    constraint: Annotated[Constraint | None, BeforeValidator(constraint_of, Literal["", "json"] | dict[str, Any])] = (
+        Field(None, alias="format")
     )
     think: Annotated[bool | Level | None, BeforeValidator(_think, bool | Level)] = None
     truncate: bool = True

@@ -11,30 +11,6 @@ from api.schemas.strict import read
 from shared.errors import InvalidRequest
 
 
-@pytest.mark.parametrize("value", [None, ""])
-def test_a_format_may_be_left_open(value: Any) -> None:
-    assert read(GenerateBody, {"format": value}).constraint is None
-
-
-@pytest.mark.parametrize(("value", "schema"), [("json", '{"type":"object"}'), ({"type": "array"}, '{"type":"array"}')])
-def test_a_format_is_any_object_or_what_its_schema_says(value: Any, schema: str) -> None:
-    constraint = read(GenerateBody, {"format": value}).constraint
-    assert constraint is not None
-    assert (constraint.syntax, constraint.text, constraint.name) == ("json_schema", schema, "format")
-
-
-@pytest.mark.parametrize(("value", "shown"), [("xml", '"xml"'), (5, "5"), ([], "[]"), (True, "true")])
-def test_no_other_format_is_taken(value: Any, shown: str) -> None:
-    with pytest.raises(InvalidRequest) as refused:
-        read(GenerateBody, {"format": value})
-    assert refused.value.message == f'invalid format: {shown}; expected "json" or a valid JSON Schema'
-
-
-def test_a_schema_that_cannot_be_kept_is_refused_by_the_name_of_the_field() -> None:
-    with pytest.raises(InvalidRequest, match=r"^Field 'format': the schema has the unknown type 'strange'"):
-        read(GenerateBody, {"format": {"type": "strange"}})
-
-
 @pytest.mark.parametrize("value", [5, 0.5, -1, "5m", "1h30m", "300ms", "-1s", "1.5h", ".5s", "2µs"])
 def test_a_model_may_be_kept_for_any_time(value: Any) -> None:
     assert not read(GenerateBody, {"keep_alive": value}).is_unloading

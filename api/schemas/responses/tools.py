@@ -1,0 +1,137 @@
+"""Tools of a response: functions that the model may call, or has to. Knows no template, and no way to write a call."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+from api.schemas.strict import ClientFields, bad_field, by_hand
+from shared.errors import NotSupported
+from shared.jobs import ToolUse
+
+HOSTED = frozenset(
+    (
+        *("file_search", "web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"),
+        *("computer", "computer_use", "computer_use_preview", "code_interpreter", "image_generation", "mcp", "custom"),
+        *("local_shell", "shell", "apply_patch", "tool_search", "namespace", "programmatic_tool_calling"),
+    )
+)
+"""What OpenAI runs itself, or reads in another way than as a function."""
+_CHOICES = ("none", "auto", "required")
+
+
+class FunctionTool(TypedDict):
+    type: Literal["function"]
+    name: str
+    description: NotRequired[str | None]
+    parameters: NotRequired[dict[str, Any] | None]
+    strict: NotRequired[bool | None]
+
+
+class NamedFunction(TypedDict):
+    type: Literal["function"]
+    name: str
+
+
+class AllowedTools(TypedDict):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[NamedFunction]
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedFunction | AllowedTools
+
+
+class ToolFields(ClientFields):
+    tools: Annotated[Any, by_hand(list[FunctionTool])] = []
+    tool_choice: Annotated[Any, by_hand(ToolChoice)] = "auto"
+    parallel_tool_calls: bool = True
+
+
+def tool_use_of(typed: ToolFields) -> ToolUse | None:
+    """What the model is told that it may call; None when it may not. Raises InvalidRequest, or NotSupported for tools
+    that are no functions."""
+    if not isinstance(typed.tools, list):
+        raise bad_field("tools", "must be a list")
+    functions: dict[str, Any] = {}
+    for place, tool in enumerate(typed.tools):
+        name = _name_of(f"tools[{place}]", tool)
+        if name in functions:
+            raise bad_field(f"tools[{place}].name", "is given twice")
+        functions[name] = _function(tool)
+    choice = typed.tool_choice
+    if isinstance(choice, dict):
+        must_call, allowed = _choice(choice, functions)
+    elif choice in _CHOICES:
+        must_call, allowed = choice == "required", list(functions)
+    else:
+        raise bad_field("tool_choice", "must be 'none', 'auto', 'required' or an object")
+    if must_call and not functions:
+        raise bad_field("tool_choice", "needs 'tools'")
+    if choice == "none" or not allowed:
+        return None
+    return ToolUse(
+        tools=tuple(functions[name] for name in allowed),
+        must_call=must_call,
+        name=choice["name"] if isinstance(choice, dict) and choice["type"] == "function" else "",
+        is_parallel=typed.parallel_tool_calls,
+    )
+
+
+def _choice(choice: dict[str, Any], functions: dict[str, Any]) -> tuple[bool, list[str]]:
+    """Whether there must be a call, and of which functions there may be one."""
+    match choice:
+        case {"type": "function", "name": str(name)}:
+            _check_known("tool_choice.name", name, functions)
+            return True, list(functions)
+        case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(tools)}:
+            return mode == "required", [_allowed(place, tool, functions) for place, tool in enumerate(tools)]
+        case {"type": str(kind)} if kind in HOSTED:
+            raise _no_function("tool_choice.type", kind)
+    raise bad_field("tool_choice", "must be a function with its name, or allowed tools with their mode")
+
+
+def _allowed(place: int, tool: Any, functions: dict[str, Any]) -> str:
+    field = f"tool_choice.tools[{place}]"
+    match tool:
+        case {"type": "function", "name": str(name)}:
+            _check_known(f"{field}.name", name, functions)
+            return name
+        case {"type": str(kind)} if kind in HOSTED:
+            raise _no_function(f"{field}.type", kind)
+    raise bad_field(field, "must be a function with its name")
+
+
+def _check_known(field: str, name: str, functions: dict[str, Any]) -> None:
+    if name not in functions:
+        raise bad_field(field, "there is no such function among 'tools'")
+
+
+def _name_of(field: str, tool: Any) -> str:
+    if not isinstance(tool, dict):
+        raise bad_field(field, "must be an object")
+    kind = tool.get("type")
+    if isinstance(kind, str) and kind in HOSTED:
+        raise _no_function(f"{field}.type", kind)
+    if kind != "function":
+        raise bad_field(f"{field}.type", "must be 'function'")
+    name, parameters = tool.get("name"), tool.get("parameters")
+    if not isinstance(name, str) or not name:
+        raise bad_field(f"{field}.name", "must be the function's name")
+    if not isinstance(parameters, dict | None):
+        raise bad_field(f"{field}.parameters", "must be a JSON schema")
+    if not isinstance(tool.get("description"), str | None):
+        raise bad_field(f"{field}.description", "must be a string")
+    return name
+
+
+def _function(tool: dict[str, Any]) -> dict[str, Any]:
+    """In the form that a chat has."""
+    told = ("name", "description", "parameters", "strict")
+    function = {key: tool[key] for key in told if tool.get(key) is not None}
+    return {"type": "function", "function": function}
+
+
+def _no_function(field: str, kind: str) -> NotSupported:
+    return NotSupported(f"Field '{field}': this server has no tool {kind!r}, only functions", param=field)
