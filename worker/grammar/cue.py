@@ -27,7 +27,7 @@ class Cue:
 
 def pattern_of(word: str) -> str:
     """A regular expression for it with any white space, or none, where it has some."""
-    return r"\s*".join(map(re.escape, re.split(r"\s+", word)))
+    return r"[ \t\r\n]*".join(map(re.escape, re.split(r"\s+", word)))
 
 
 class Listener:

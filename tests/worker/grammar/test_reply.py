@@ -140,6 +140,14 @@ def test_reasoning_may_be_anything_and_a_call_follows_it(lexicon: Lexicon) -> No
     assert not takes(own, "<think>Hm.</think>No.", lexicon)
 
 
+def test_a_mark_in_letters_ends_reasoning_as_it_does_for_who_reads_it() -> None:
+    opened = ReplyGrammar(BOTH, TAGS, must_call=True, reasoning=THINK, is_reasoning=True)
+    assert opened.cue is not None
+    matcher = LEXICON.matcher(reply_lark(opened, LEXICON.controls))
+    text = f"</think>{IN_TAGS}".encode()
+    assert matcher.validate_tokens(list(text)) == len(text)
+
+
 @pytest.mark.parametrize("lexicon", [LEXICON, WITHOUT])
 def test_words_of_a_call_in_reasoning_are_none(lexicon: Lexicon) -> None:
     opened = ReplyGrammar(BOTH, TAGS, reasoning=THINK, is_reasoning=True)
