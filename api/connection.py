@@ -206,7 +206,7 @@ class Connection(asyncio.Protocol):
             return  # a trailer: it is nobody's word on who asks, or what
         if len(self._headers) == MAX_FIELDS:
             raise HTTPException(431, f"The request has more than {MAX_FIELDS} headers")
-        self._headers.append((name.lower(), value))
+        self._headers.append((name.lower(), value.rstrip(b" \t")))
 
     def on_headers_complete(self) -> None:
         if self._is_declining:

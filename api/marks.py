@@ -14,7 +14,7 @@ SPACE: Final = " \t\r\n"
 MOST_SPACE: Final = 64
 """Characters of white space that a mark may have in one place. With more of them it is none."""
 
-NAME_PATTERN: Final = r"[\w.:/-]{1,128}"
+NAME_PATTERN: Final = r"[A-Za-z0-9_.:/-]{1,128}"
 """What a function may be called. OpenAI's have at most 64 letters, digits, `_` and `-`; others' have dots, too."""
 
 NAME: Final = "\0name"
@@ -23,9 +23,23 @@ OBJECT: Final = "\0object"
 """A piece: a brace must follow, which is not the mark's."""
 MEMBERS: Final = "\0members"
 """A piece: more members of the object that a brace closes, such as an id, or none."""
+MEMBER: Final = "\0member"
+"""A piece: from the end of one string of an object to that of the next one's value, such as an id, or none."""
+WORD: Final = "\0word"
+"""A piece: any word that does not go on with a name, such as a mark and an id, or none."""
 
 _SPACED: Final = rf"[{SPACE}]{{0,{MOST_SPACE}}}"
-_SPECIAL: Final = {NAME: f"(?P<name>{NAME_PATTERN})", OBJECT: r"(?=\{)", MEMBERS: r"(?:,[^{}\[\]]{0,128})?"}
+_MAY: Final = "(?:"
+_OR_NOT: Final = ")?"
+_GROUPING: Final = (_SPACED, _MAY, _OR_NOT)
+"""What is no text of its own."""
+_SPECIAL: Final = {
+    NAME: (f"(?P<name>{NAME_PATTERN})",),
+    OBJECT: (r"(?=\{)",),
+    MEMBERS: (_MAY, ",", r"[^{}\[\]]{0,128}", _OR_NOT),
+    MEMBER: (_MAY, *'",', _SPACED, '"', r"\w{1,32}", *'":', _SPACED, '"', r"[\w-]{1,64}", _OR_NOT),
+    WORD: (_MAY, r"[^\w\s{}\"'.:/-]", r"[^\s{}\"']{0,80}?", _OR_NOT),
+}
 _AFTER: Final = "{[,:"
 """Signs of JSON behind which white space means nothing."""
 _BEFORE: Final = "}],:"
@@ -53,7 +67,7 @@ class Mark:
         atoms = list(_spaced_once(atom for piece in pieces for atom in (_SPACED, *_atoms(piece))))
         self._whole = re.compile("".join(atoms))
         # The text may end behind any of its atoms; its end then stands for all the others.
-        self._begun = re.compile("".join(atom if atom == _SPACED else rf"(?:{atom}|\Z)" for atom in atoms))
+        self._begun = re.compile("".join(atom if atom in _GROUPING else rf"(?:{atom}|\Z)" for atom in atoms))
 
     def match(self, text: str) -> Found | None:
         """At the beginning of the text, behind white space; None when it cannot stand there."""
@@ -77,9 +91,9 @@ class Mark:
 
 
 def _atoms(piece: str) -> Iterator[str]:
-    """Patterns for one character each, or for white space."""
+    """Patterns for a character each or for some of a kind, for white space, and what groups them."""
     if piece in _SPECIAL:
-        yield _SPECIAL[piece]
+        yield from _SPECIAL[piece]
         return
     for sign in piece:
         if sign in SPACE or sign in _BEFORE:

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from api.jsontext import ObjectEnd, spelled
-from api.marks import MEMBERS, MOST_SPACE, NAME, OBJECT, SPACE, Found, Mark
+from api.marks import MEMBER, MEMBERS, MOST_SPACE, NAME, OBJECT, SPACE, WORD, Found, Mark
 from shared.events import CallForm, ReplyForm
 
 GENERIC_TEXT: Final = '{"response":"'
@@ -249,7 +249,8 @@ def _marks_of(form: ReplyForm) -> _Marks:
     call = more = within = None
     ends: tuple[Mark, ...] = ()
     if calls is not None:
-        one = (calls.opening, NAME, calls.middle, OBJECT)
+        between = MEMBER if calls.middle.lstrip(SPACE).startswith('"') else WORD
+        one = (calls.opening, NAME, between, calls.middle, OBJECT)
         closing = (MEMBERS, calls.closing) if calls.closing.lstrip(SPACE).startswith("}") else (calls.closing,)
         call, more = Mark(calls.beginning, *one), Mark(*closing, calls.separator, *one)
         ends = (Mark(*closing, calls.ending), Mark(*closing))

@@ -142,6 +142,8 @@ class Answer(Wire):
     prompt_tokens: int
     n_ctx: int = 0
     """The most tokens that its context holds; 0 when its worker does not say."""
+    n_cached: int | None = None
+    """Tokens of it in the cache at its end, without those that a shift took; None when its worker does not say."""
     stop_type: StopType
     stopping_word: str = ""
     truncated: bool = False

@@ -14,7 +14,14 @@ import pytest_asyncio
 import redis
 
 from shared.bus import EmbeddedServer
-from tests.models import tiny_model, write_adapter, write_encoder_model, write_projector, write_reranker_model
+from tests.models import (
+    tiny_model,
+    write_adapter,
+    write_encoder_model,
+    write_infill_model,
+    write_projector,
+    write_reranker_model,
+)
 from tests.stack import PATIENCE_S, Stack, ask, free_port
 
 
@@ -55,14 +62,16 @@ async def shared_stack(redis_url: str, model: Path, tmp_path_factory: pytest.Tem
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def specialists(redis_url: str, model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    """Three workers with a model each: `tiny` sees images, `judge` reranks, `rows` has a vector for each token."""
+async def specialists(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+    """Three workers with a model each: `tiny` sees images and fills gaps, `judge` reranks, `rows` has a vector for each
+    token."""
     folder = tmp_path_factory.mktemp("specialists")
     stack = Stack(redis_url, folder)
     try:
         await stack.start_api()
         projector = write_projector(folder / "projector.gguf")
-        stack.start("worker", model=model, alias="tiny", mmproj=projector, ctx_size=1024, parallel=4, threads=1)
+        filler = write_infill_model(folder / "tiny.gguf", n_layers=2, seed=1)
+        stack.start("worker", model=filler, alias="tiny", mmproj=projector, ctx_size=1024, parallel=4, threads=1)
         judge, rows = write_reranker_model(folder / "judge.gguf"), write_encoder_model(folder / "rows.gguf")
         stack.start("worker", model=judge, alias="judge", rerank=True, threads=1)
         stack.start("worker", model=rows, alias="rows", embedding=True, pooling="none", threads=1)

@@ -44,6 +44,7 @@ class Announcer:
         self.worker_id = worker_id
         self._presence, self._tally = bus.presence, bus.tally
         self._recent = Window()
+        self._slots = Slots()
         self._n_slots = n_slots
         self._card = ModelCard(
             name=readable(names[0]),
@@ -136,7 +137,7 @@ class Announcer:
             stage=self._stage if self._status == "loading" else "",
             failure=self._failure,
             started_at=self._started_at,
-            slots=tuple(map(_slot, snapshot.slots)),
+            slots=tuple(map(self._slots.state, snapshot.slots)),
             n_slots=self._n_slots,
             n_waiting=snapshot.n_waiting,
             n_parked=snapshot.n_parked,
@@ -153,20 +154,35 @@ class Announcer:
         )
 
 
-def _slot(slot: SlotSnapshot) -> SlotState:
-    return SlotState(
-        id=slot.id,
-        is_processing=slot.is_processing,
-        job_id=slot.job_id,
-        n_ctx=slot.n_ctx,
-        n_prompt_tokens=slot.n_prompt_tokens,
-        n_prompt_tokens_processed=slot.n_prompt_tokens_processed,
-        n_prompt_tokens_cache=slot.n_prompt_tokens_cache,
-        n_decoded=slot.n_decoded,
-        n_remain=slot.n_remain,
-        has_new_line=slot.has_new_line,
-        asked=None if slot.request is None else without_words(slot.request),
-    )
+class Slots:
+    """What is told of them. What their requests ask for is worked out once for each: 64 at a time, twice a second,
+    would be noticed between decodes."""
+
+    def __init__(self) -> None:
+        self._asked: dict[int, tuple[Generation, Generation]] = {}
+        """By slot: the request that was there when this was last asked, and what all may see of it."""
+
+    def state(self, slot: SlotSnapshot) -> SlotState:
+        return SlotState(
+            id=slot.id,
+            is_processing=slot.is_processing,
+            job_id=slot.job_id,
+            n_ctx=slot.n_ctx,
+            n_prompt_tokens=slot.n_prompt_tokens,
+            n_prompt_tokens_processed=slot.n_prompt_tokens_processed,
+            n_prompt_tokens_cache=slot.n_prompt_tokens_cache,
+            n_decoded=slot.n_decoded,
+            n_remain=slot.n_remain,
+            has_new_line=slot.has_new_line,
+            asked=None if slot.request is None else self._shown(slot.id, slot.request),
+        )
+
+    def _shown(self, slot: int, request: Generation) -> Generation:
+        known, shown = self._asked.get(slot, (None, None))
+        if known is not request or shown is None:
+            shown = without_words(request)
+            self._asked[slot] = request, shown
+        return shown
 
 
 def without_words(request: Generation) -> Generation:
@@ -207,7 +223,7 @@ class Window:
         return Recent(
             prompt_tokens=done.n_prompt_tokens,
             prompt_s=done.prompt_s,
-            predicted_tokens=done.n_predicted_tokens - done.n_begun,
+            predicted_tokens=max(0, done.n_predicted_tokens - done.n_begun),  # read in the middle of a step
             predicted_s=done.predicted_s,
         )
 

@@ -14,6 +14,9 @@ from worker.chat import Dialect
 from worker.engine import ModelFacts
 from worker.metadata import Value, read_metadata
 
+LONGEST_TEMPLATE = 128_000
+"""Characters. A longer one is not told, since the answer travels in one piece; real ones have some thousand."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -28,8 +31,8 @@ class Describer:
         """The file's head is read when this is first asked for, and once."""
         return Properties(
             metadata=self._metadata(),
-            chat_template=self._dialect.template.source,
-            tool_template=self._facts.tool_template,
+            chat_template=_told(self._dialect.template.source),
+            tool_template=_told(self._facts.tool_template),
             chat_template_caps=self._dialect.capabilities,
             reply=self._dialect.tool_reply,
             can_infill=self._can_generate and self._facts.fill.is_whole,
@@ -44,3 +47,7 @@ class Describer:
             log.warning("the model's file cannot be read again", path=str(self._facts.path), reason=str(error))
             metadata = {}
         return metadata | {each.key: each.value for each in self._facts.overrides}
+
+
+def _told(template: str) -> str:
+    return template if len(template) <= LONGEST_TEMPLATE else ""

@@ -38,9 +38,10 @@ from api.cli.spool import ForeignPart, Ledger
 from api.cli.stack import Place, check_model, check_slot_folder, config_of, free_port, open_stack
 from api.cli.state import state_folder
 from api.cli.supervisor import ChildRefused
+from api.keys import keys_of
 from shared.flags import flag_of
 from shared.modelfile import LoadFailed
-from shared.settings import ConfigError, RunSettings
+from shared.settings import CONFIG_VARIABLE, ApiSettings, ConfigError, RunSettings
 
 PROG = "slotstream run"
 EXIT_SOME_FAILED, EXIT_NOT_RUN = 1, 2
@@ -171,7 +172,16 @@ async def _work_on_own_stack(
     interruption: Interruption,
 ) -> None:
     logs = folder.fresh_logs()
-    place = Place(folder=folder.valkey, host=OWN_HOST, port=free_port(OWN_HOST), logs=logs)
+    api = ApiSettings.load(config.get(CONFIG_VARIABLE), api_key=())  # as its process will read them
+    place = Place(
+        folder=folder.valkey,
+        host=OWN_HOST,
+        port=free_port(OWN_HOST),
+        logs=logs,
+        certificate=api.ssl_cert_file,
+        prefix=api.api_prefix,
+    )
+    key = next((key.get_secret_value() for key in keys_of(api)), None)
     extra = config | dict([NO_API_KEY])
     if "grace_s" not in settings.model_fields_set:
         extra["SLOTSTREAM_GRACE_S"] = "1"  # a stop keeps what was generated; there is no reason to wait
@@ -181,7 +191,7 @@ async def _work_on_own_stack(
     async with open_stack(settings, place, say=_say, extra=extra) as stack:
         interruption.at_once = stack.supervisor.kill
         await stack.become_ready(needs_worker=True, tell=_say)
-        async with Service(place.url) as service:
+        async with Service(place.url, api_key=key, connector=place.connector(limit=0)) as service:
             await stack.supervisor.beside(bulk.work(service, settings.in_flight))
 
 

@@ -21,6 +21,8 @@ from api.cli.stack import (
 )
 from api.cli.state import state_folder
 from api.cli.supervisor import CONFIG_EXIT_CODE, LOAD_EXIT_CODE, ChildRefused
+from api.keys import keys_of
+from api.tls import server_context
 from shared.modelfile import LoadFailed
 from shared.settings import ConfigError, ServeSettings
 
@@ -54,14 +56,18 @@ async def _serve(settings: ServeSettings, config: dict[str, str]) -> int:
         folder=state_folder(settings.state_dir) / "valkey",
         host=settings.host,
         port=settings.port or free_port(settings.host),
+        certificate=settings.ssl_cert_file,
+        prefix=settings.api_prefix,
     )
+    server_context(settings)  # what is wrong with its files is said now, and not lost among what the roles say
+    keys = keys_of(settings)
     check_port_is_free(place)
     with Interruption(on_first=_tell_of_stop) as interruption:
         _say(f"starting {settings.workers} worker{'s' * (settings.workers != 1)}, api and tasks ...")
         async with open_stack(settings, place, say=_say, extra=config) as stack:
             interruption.at_once = stack.supervisor.kill
             await stack.become_ready(needs_worker=settings.workers > 0, tell=_say)
-            key = settings.api_key[0].get_secret_value() if settings.api_key else None
+            key = keys[0].get_secret_value() if keys else None
             abilities = await stack.supervisor.beside(stack.abilities(key))
             print(welcome(stack, has_key=key is not None, abilities=abilities), flush=True)
             await stack.supervisor.beside(asyncio.Event().wait())

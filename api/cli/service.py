@@ -116,6 +116,7 @@ class Service:
         url: str,
         *,
         api_key: str | None = None,
+        connector: aiohttp.TCPConnector | None = None,
         patience_s: float = 600.0,
         tell: Callable[[str], None] | None = None,
     ) -> None:
@@ -123,6 +124,7 @@ class Service:
         self.trouble: str | None = None
         """Why calls are waiting just now, for a display."""
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._connector = connector
         self._patience_s = patience_s
         self._tell = tell
         self._away_since: float | None = None
@@ -130,7 +132,7 @@ class Service:
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
             headers=self._headers,
-            connector=aiohttp.TCPConnector(limit=0),  # the caller bounds the jobs in flight
+            connector=self._connector or aiohttp.TCPConnector(limit=0),  # the caller bounds the jobs in flight
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=SILENCE_S),
         )
         return self
@@ -415,6 +417,9 @@ def retry_after(header: str) -> float | None:
 
 
 def _why(error: BaseException) -> str:
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        reason = getattr(error.certificate_error, "verify_message", error.certificate_error)
+        return f"its certificate is not trusted, {reason}; SSL_CERT_FILE may name a file of certificates that are"
     if isinstance(error, aiohttp.ClientConnectorError):
         return error.os_error.strerror or str(error.os_error)
     return str(error) or type(error).__name__

@@ -19,6 +19,7 @@ import aiohttp
 from api.cli.state import make_folder
 from api.cli.supervisor import Command, Supervisor
 from api.listener import open_listener
+from api.tls import fingerprint
 from shared.bus.embedded import EmbeddedServer
 from shared.modelfile import check_file
 from shared.settings import CONFIG_VARIABLE, ConfigError, RunSettings, ServeSettings
@@ -40,11 +41,21 @@ class Place:
     port: int
     logs: Path | None = None
     """Folder for what the processes say; None is the terminal."""
+    certificate: Path | None = None
+    """File of the one that the API shows; None where it speaks plain HTTP."""
+    prefix: str = ""
+    """Of all the API's paths."""
 
     @property
     def url(self) -> str:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self.host, self.host)
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        scheme = "https" if self.certificate else "http"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}{self.prefix}"
+
+    def connector(self, *, limit: int = 100) -> aiohttp.TCPConnector:
+        """For clients of the API, which know it by its very certificate: the names in that are other people's."""
+        trust = aiohttp.Fingerprint(fingerprint(self.certificate)) if self.certificate else True
+        return aiohttp.TCPConnector(limit=limit, ssl=trust)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +70,9 @@ class Stack:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         try:
             async with (
-                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5), headers=headers) as session,
+                aiohttp.ClientSession(
+                    connector=self.place.connector(), timeout=aiohttp.ClientTimeout(total=5), headers=headers
+                ) as session,
                 session.get(f"{self.place.url}/v1/models") as response,
             ):
                 content = await response.json()
@@ -69,7 +82,7 @@ class Stack:
 
     async def become_ready(self, *, needs_worker: bool, tell: Callable[[str], None]) -> None:
         """Wait until requests are answered. Raises ChildRefused when that cannot come."""
-        await self.supervisor.beside(_wait_until_healthy(self.place.url, needs_worker, tell))
+        await self.supervisor.beside(_wait_until_healthy(self.place, needs_worker, tell))
         self.supervisor.mark_ready()
 
 
@@ -197,12 +210,12 @@ def _has_ended(pid: int) -> bool:
         return True
 
 
-async def _wait_until_healthy(url: str, needs_worker: bool, tell: Callable[[str], None]) -> None:
+async def _wait_until_healthy(place: Place, needs_worker: bool, tell: Callable[[str], None]) -> None:
     clock = asyncio.get_running_loop().time
     started = told = clock()
     timeout = aiohttp.ClientTimeout(total=5)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
-        while missing := await _missing(session, url, needs_worker):
+    async with aiohttp.ClientSession(connector=place.connector(), timeout=timeout) as session:
+        while missing := await _missing(session, place.url, needs_worker):
             if clock() - told >= TELL_S:
                 told = clock()
                 tell(f"not ready after {told - started:.0f} s: {missing}")

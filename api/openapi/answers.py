@@ -143,6 +143,8 @@ class Head(TypedDict):
     created: int
     model: str
     system_fingerprint: str
+    service_tier: NotRequired[str]
+    """Told to who asked for one."""
 
 
 class ChatCompletion(Head):

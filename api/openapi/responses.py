@@ -97,7 +97,8 @@ class Response(TypedDict):
 
 class ResponseEvent(TypedDict):
     """`event:` is its type. Numbers run from 0 on without a gap. The last one is `response.completed`,
-    `response.incomplete` or `response.failed`, and has the response; or `error`, when the stream cannot go on."""
+    `response.incomplete` or `response.failed` (also when it was cancelled), and has the response; or `error`, when the
+    stream cannot go on."""
 
     type: str
     sequence_number: int

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.context import written_response
+from api.context import context_of, written_response
 from api.openapi.description import described
 from api.openapi.document import document_of
 from api.openapi.page import HEADERS, page_of
@@ -40,5 +40,5 @@ async def _texts(request: Request) -> Texts:
 
 
 def _made(request: Request) -> Texts:
-    told = document_of(request.app.routes)
+    told = document_of(request.app.routes, context_of(request).settings.api_prefix)
     return Texts(to_json(told), page_of(told).encode())

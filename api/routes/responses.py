@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from api import sse
 from api.access import idempotency_key_of, query_of
 from api.body import read_body
 from api.context import Context, context_of, json_response, path_of, tenant_of
@@ -30,7 +31,7 @@ from api.schemas.responses.shape import ResponseShape
 from api.schemas.strict import ClientFields, read
 from api.synchronous import answer_to
 from shared.errors import InvalidRequest, UnknownJob
-from shared.jobs import Job, JobRecord, Lane
+from shared.jobs import Job, JobRecord, JobStatus, Lane
 
 ENDPOINTS = ("/v1/responses", "/responses")
 
@@ -74,9 +75,10 @@ async def create(request: Request) -> ASGIApp:
 async def show(request: Request) -> ASGIApp:
     fields = read(RetrieveFields, query_of(request, tuple(RetrieveFields.model_fields)))
     record = await _record(request)
-    return _response_or_events(
-        context_of(request), record, is_stream=fields.stream == "true", after=fields.starting_after
-    )
+    is_stream = fields.stream == "true"
+    if is_stream and request.method == "HEAD":
+        return Response(headers=sse.HEADERS | {"X-Job-Id": record.id})
+    return _response_or_events(context_of(request), record, is_stream=is_stream, after=fields.starting_after)
 
 
 @described(
@@ -139,7 +141,9 @@ async def _begun(request: Request, ask: Ask, fields: dict[str, Any]) -> JobRecor
         metadata=dict(ask.metadata),
     )
     receipt = await enqueue(context, job, ask, key=key)
-    return await record_of(context, tenant, receipt.job_id)
+    record = await record_of(context, tenant, receipt.job_id)
+    # A quick worker may have it already, or be done: what was made is told as it was made.
+    return record.model_copy(update={"status": JobStatus.QUEUED, "finished": None}) if receipt.is_new else record
 
 
 async def _record(request: Request) -> JobRecord:

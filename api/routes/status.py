@@ -64,6 +64,7 @@ async def health(request: Request) -> Response:
     }
     if "include_slots" in request.query_params and context_of(request).settings.slots:
         body["slots"] = _slots_json(request)
+    body = context_of(request).dialect.health(body)
     return json_response(body, 503 if is_full else 200, {"Retry-After": "1"} if is_full else None)
 
 

@@ -28,6 +28,8 @@ class Dialect:
     """By path: every one that a job can stand for."""
     slot: Callable[[dict[str, Any]], dict[str, Any]] = dict
     """What today's answer says of one slot, as these clients read it."""
+    health: Callable[[dict[str, Any]], dict[str, Any]] = dict
+    """The same of a server that is well."""
 
 
 TODAY = Dialect(
@@ -70,6 +72,7 @@ OF_2024 = Dialect(
         "/embeddings": of_2024.embeddings,
     },
     slot=of_2024.slot,
+    health=of_2024.health,
 )
 
 DIALECTS = {dialect.name: dialect for dialect in (TODAY, OF_2024)}

@@ -45,7 +45,13 @@ def final_json(
         "stopped_word": answer.stop_type is StopType.WORD,
         "stopped_limit": answer.stop_type is StopType.LIMIT,
         "stopping_word": answer.stopping_word,
-        # The last token was sampled but never decoded, so it is not in the cache.
-        "tokens_cached": answer.prompt_tokens + max(0, predicted - 1),
+        "tokens_cached": _n_cached(answer),
         "timings": timings_json(answer.timings),
     }
+
+
+def _n_cached(answer: Answer) -> int:
+    """A worker of an older version does not say: then all but the last token, which was sampled but never decoded."""
+    if answer.n_cached is not None:
+        return answer.n_cached
+    return answer.prompt_tokens + max(0, answer.timings.predicted_n - 1)

@@ -62,6 +62,8 @@ def _message(name: str, message: Any, album: Album) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise bad_field(f"{name}.role", "must be a string")
+    if role == "developer":
+        role = "system"  # who few templates know under his newer name, as in llama.cpp
     given = {key: value for key, value in message.items() if value is not None}
     for key in ("reasoning_content", "tool_call_id", "name"):
         if not isinstance(given.get(key, ""), str):

@@ -26,7 +26,7 @@ from api.schemas.later import (
 )
 from api.schemas.messages import Messages, messages_of
 from api.schemas.pictures import MEDIA_MARKER, Album, PromptPictures
-from api.schemas.reasoning import ReasoningFormat
+from api.schemas.reasoning import ReasoningFormat, thinking_kwargs
 from api.schemas.sampling import Natural
 from api.schemas.strict import bad_field, by_hand, read
 from api.schemas.telling import Telling
@@ -82,7 +82,7 @@ def chat(fields: dict[str, Any], shape: MakesChatShape = ChatShape) -> Ask:
         messages=continuation.messages,
         add_generation_prompt=typed.add_generation_prompt and not continuation.is_asked,
         continues_last=continuation.is_asked,
-        template_kwargs=_template_kwargs(typed),
+        template_kwargs=thinking_kwargs(typed.chat_template_kwargs, typed.reasoning_effort),
         tool_use=tool_use,
         constraint=constraint,
         **typed.generation(),
@@ -98,19 +98,6 @@ def chat(fields: dict[str, Any], shape: MakesChatShape = ChatShape) -> Ask:
         keep_alive_s=typed.keep_alive_s,
         album=album,
     )
-
-
-def _template_kwargs(typed: ChatFields) -> dict[str, Any]:
-    """What the template is told besides. The effort `none` is llama.cpp's word for no thinking at all."""
-    told = dict(typed.chat_template_kwargs)
-    if not isinstance(told.get("enable_thinking"), bool | None):
-        raise bad_field("chat_template_kwargs.enable_thinking", "must be a boolean")
-    if typed.reasoning_effort == "none":
-        told.pop("reasoning_effort", None)
-        told["enable_thinking"] = False
-    elif typed.reasoning_effort:
-        told["reasoning_effort"] = typed.reasoning_effort
-    return told
 
 
 def _refuse_functions(fields: dict[str, Any]) -> None:

@@ -58,6 +58,7 @@ def apply_template(fields: dict[str, Any]) -> Ask:
         request=ApplyTemplate(chat=asked.request),
         shape=lambda _: WholeShape(lambda ending: {"prompt": _part(ending).text.replace(album.mark, MEDIA_MARKER)}),
         model=asked.model,
+        lane=asked.lane,
         album=album,
     )
 

@@ -7,12 +7,13 @@ import contextlib
 import secrets
 import shutil
 import socket
+import ssl
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import httpx
 import pytest
@@ -97,6 +98,27 @@ async def worker(bus: Bus) -> AsyncIterator[ScriptedWorker]:
         yield scripted
 
 
+class Certificate(NamedTuple):
+    """A self-made one for this machine, its key, and another of another key."""
+
+    file: Path
+    key: Path
+    other: Path
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    if not shutil.which("openssl"):
+        pytest.skip("there is no openssl to make a certificate with")
+    folder = tmp_path_factory.mktemp("tls")
+    for name in ("one", "two"):
+        more = ["-keyout", f"{name}.key", "-out", f"{name}.pem", "-days", "2", "-subj", "/CN=localhost"]
+        kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+        names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+        subprocess.run(["openssl", "req", "-x509", *kind, *more, *names], cwd=folder, check=True, capture_output=True)
+    return Certificate(folder / "one.pem", folder / "one.key", folder / "two.pem")
+
+
 class Server(uvicorn.Server):
     """uvicorn's, inside a test: it leaves the signals alone and tells when it is up."""
 
@@ -136,7 +158,8 @@ async def serve(settings: ApiSettings, *, grace_s: int = 5) -> AsyncIterator[Api
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await server.is_up.wait()
     url = f"{'https' if tls else 'http'}://127.0.0.1:{listener.getsockname()[1]}{settings.api_prefix}"
-    async with httpx.AsyncClient(base_url=url, timeout=20, headers={"Connection": "close"}) as client:
+    trust = ssl.create_default_context(cafile=settings.ssl_cert_file) if tls else True
+    async with httpx.AsyncClient(base_url=url, timeout=20, headers={"Connection": "close"}, verify=trust) as client:
         yield Api(url, client, server, serving)
     server.should_exit = True
     await serving

@@ -44,12 +44,14 @@ FORMS = {
     "listed": ReplyForm(calls=LISTED),
     "bare": ReplyForm(calls=BARE),
     "tags": ReplyForm(calls=TAGS),
+    "words": ReplyForm(calls=CallForm(opening="[TOOL_CALLS]", middle="[ARGS]", closing="")),
     "generic": ReplyForm(is_generic=True),
 }
 
 SCRAPS = st.sampled_from(
     [
         *("<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<function=", "</function>", "; "),
+        *('", "id": "', "[CALL_ID]", "[ARGS]"),
         *('{"name": "', '", "arguments": ', '","parameters":', '{"response":"', '{"tool_calls":[{"name":"', "a.b", '"'),
         *("{", "}", "[", "]", "<", ">", ",", "\\", "\\u00e4", "\\ud83d", "\\ude00", " ", "\n", " " * 70, "hi", "😀"),
         '<tool_call>{"name":"f","arguments":{"a":"}"}}</tool_call>',
@@ -110,7 +112,8 @@ def test_calls_behind_words_are_read_as_they_were_written(
 def test_calls_at_the_beginning_are_read_as_they_were_written(calls: list[tuple[str, object]], name: str) -> None:
     form = FORMS[name].calls
     assert form is not None
-    assert read_reply(FORMS[name], written(form, calls)) == Reply(None, "", told(calls))
+    text = written(form, calls)
+    assert read_reply(FORMS[name], text) == read_in_pieces(FORMS[name], list(text)) == Reply(None, "", told(calls))
     assert read_reply(FORMS[name], written(form, calls).replace('": ', '":  \n')).calls[0].name == calls[0][0]
 
 
@@ -126,9 +129,24 @@ def test_a_reply_without_a_whole_call_is_content_to_the_letter(text: str) -> Non
         assert not reply.calls
 
 
-def test_an_id_behind_the_arguments_is_no_part_of_them() -> None:
-    text = '[TOOL_CALLS][{"name": "f", "arguments": {}, "id": "a1"}, {"name": "g", "arguments": {}, "id": "b2"}]'
-    assert read_reply(FORMS["listed"], text) == Reply(None, "", (Call("f", "{}"), Call("g", "{}")))
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "listed",
+            '[TOOL_CALLS][{"name": "f", "arguments": {}, "id": "a1"}, {"name": "g", "arguments": {}, "id": "b2"}]',
+        ),
+        (
+            "listed",
+            '[TOOL_CALLS][{"name": "f", "id": "a1", "arguments": {}}, {"name": "g", "id":"b2", "arguments": {}}]',
+        ),
+        ("words", "[TOOL_CALLS]f[CALL_ID]a1[ARGS]{}[TOOL_CALLS]g[CALL_ID]b2[ARGS]{}"),
+        ("words", "[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]g[ARGS]{}"),
+    ],
+)
+def test_an_id_is_no_part_of_a_call(name: str, text: str) -> None:
+    read = Reply(None, "", (Call("f", "{}"), Call("g", "{}")))
+    assert read_reply(FORMS[name], text) == read_in_pieces(FORMS[name], list(text)) == read
 
 
 def test_what_follows_a_cut_call_stays_in_it() -> None:
@@ -151,6 +169,7 @@ def test_an_answer_that_is_json_of_its_own_is_no_call(name: str) -> None:
         ("<think>hm </thin", Reply("hm </thin", "", ())),
         ("<think>hm\n", Reply("hm\n", "", ())),
         ("  yes", Reply(None, "  yes", ())),
+        (" " * 65 + "<think>hm", Reply(None, " " * 65 + "<think>hm", ())),
         ("yes <think>no</think>", Reply(None, "yes <think>no</think>", ())),
         (
             '<think>a <tool_call></think><tool_call>{"name":"f","arguments":{}}</tool_call>',
@@ -159,7 +178,7 @@ def test_an_answer_that_is_json_of_its_own_is_no_call(name: str) -> None:
     ],
 )
 def test_reasoning_stands_before_the_answer(text: str, reply: Reply) -> None:
-    assert read_reply(THINKING, text) == reply
+    assert read_reply(THINKING, text) == read_in_pieces(THINKING, list(text)) == reply
 
 
 def test_a_prompt_may_have_opened_the_reasoning() -> None:

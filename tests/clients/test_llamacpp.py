@@ -27,13 +27,20 @@ HI = [{"role": "user", "content": "Hi"}]
 ROOT = Path(__file__).parent.parent
 CASES = (*range(1, 33), 41, 42, 47, 48, 49)
 ELSEWHERE = {
-    1: ("api/test_access.py::test_every_path_but_the_probes_needs_a_key", "api/routes/test_status_routes.py"),
+    1: (
+        "api/test_access.py::test_every_path_but_the_probes_needs_a_key",
+        "api/routes/test_status_routes.py::test_a_served_model_is_healthy",
+    ),
     2: ("api/routes/test_status_routes.py::test_a_loading_model_is_told_with_its_progress",),
     3: ("api/test_access.py::test_an_unknown_path_is_llamacpps_error",),
     4: ("api/test_access.py::test_a_wrong_key_is_an_error_object",),
     5: (
         "api/test_access.py::test_a_preflight_is_answered_on_every_path_without_a_key",
         "api/test_access.py::test_every_answer_echoes_its_origin_and_has_a_request_id",
+    ),
+    6: (
+        "api/routes/test_metrics_routes.py::test_a_server_that_does_not_count_says_so",
+        "api/routes/test_props_routes.py::test_nothing_can_be_changed_for_all",
     ),
     21: ("end_to_end/test_text_cases.py::test_c26_the_tokens_of_a_stop_are_not_told_and_a_stream_tells_the_same",),
     29: (
@@ -349,6 +356,8 @@ async def test_32_a_full_context_ends_a_text_or_is_shifted(served: Stack) -> Non
     shifted = await answer(served, {"prompt": prompt, "n_predict": 96, "shift": True, **GREEDY})
     assert shifted["tokens_predicted"] == 96
     assert ended["truncated"] and shifted["truncated"]
+    assert ended["tokens_cached"] == N_CTX - 1
+    assert N_CTX // 2 <= shifted["tokens_cached"] < N_CTX, "what was shifted out is not in the cache"
 
 
 async def test_41_without_tools_nothing_is_called(served: Stack) -> None:

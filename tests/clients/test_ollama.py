@@ -301,7 +301,8 @@ async def test_an_error_in_the_middle_of_a_stream_is_a_line(client: ollama.Async
 
 
 async def test_a_stream_is_lines_unless_it_is_told_to_be_events(api: Api) -> None:
-    async with api.client.stream("POST", "/api/generate", json={"prompt": "say a|b"}) as response:
+    plain = {"Accept": "application/x-ndjson, application/json"}
+    async with api.client.stream("POST", "/api/generate", json={"prompt": "say a|b"}, headers=plain) as response:
         lines = [json.loads(line) async for line in response.aiter_lines()]
     assert response.headers["content-type"] == "application/x-ndjson"
     assert response.headers["x-job-id"].startswith("job_")

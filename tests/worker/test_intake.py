@@ -16,7 +16,7 @@ from shared.events import Properties, Text, TokenIds
 from shared.jobs import Adapter, Completion, Job
 from shared.overrides import MetadataOverride
 from tests.models import write_infill_model, write_judging_model, write_reranker_model
-from worker.chat import Dialect, template_of
+from worker.chat import ChatTemplate, Dialect, template_of
 from worker.demo import demo_model_path
 from worker.engine import Adapters, EmbedTask, GenerateTask, InputRules, Model
 from worker.engine.adapters import AdapterFile
@@ -289,6 +289,11 @@ def test_what_a_model_is_can_be_asked_for(registrar: Registrar, model: Model, tm
         assert told.can_infill, "though its file is gone"
         assert told.metadata == {"general.name": "mine", "llama.rope.freq_base": 10.5}
         assert not Describer(other.facts, Dialect(template_of(other.facts)), can_generate=False).properties.can_infill
+
+
+def test_a_template_that_no_model_could_need_is_not_told(model: Model) -> None:
+    endless = ChatTemplate("{{ messages[0].content }}" + " " * 200_000)
+    assert Describer(model.facts, Dialect(endless)).properties.chat_template == ""
 
 
 def test_a_model_without_the_tokens_refuses_to_infill(registrar: Registrar) -> None:

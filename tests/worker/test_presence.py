@@ -9,7 +9,8 @@ from typing import cast
 from shared.bus import Bus, Recent, SlotState, WorkerState
 from shared.jobs import Completion, Constraint, Image, Media, Sampling
 from shared.work import Work
-from worker.presence import Announcer, Window, without_words
+from worker.engine import SlotSnapshot
+from worker.presence import Announcer, Slots, Window, without_words
 
 
 class Wall:
@@ -85,3 +86,13 @@ def test_what_was_done_a_minute_ago_is_not_recent() -> None:
     assert window.since(done, 1001.0) == told
     assert window.since(done, 1060.0) == told
     assert window.since(done, 1061.0) == Recent()
+
+
+def test_a_slot_tells_of_the_request_that_is_there_now() -> None:
+    slots = Slots()
+    for n_predict in (5, 5, 6):
+        request = Completion(prompts=("a",), n_predict=n_predict)
+        told = [slots.state(SlotSnapshot(0, is_processing=True, n_ctx=8, request=request)) for _ in range(2)]
+        assert [each.asked and each.asked.n_predict for each in told] == [n_predict] * 2
+        assert told[0].asked is told[1].asked, "it is worked out once"
+    assert slots.state(SlotSnapshot(1, is_processing=False, n_ctx=8)).asked is None

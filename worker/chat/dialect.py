@@ -96,11 +96,14 @@ class Dialect:
     def reply(self, spoken: SpokenChat, prompt: str) -> ReplyForm | None:
         """How the answer to a rendered prompt is to be read; None for plain text."""
         marks = self.reasoning
+        # An answer that has a schema of its own is not wrapped in another object, and might look like that.
+        is_wrapped = spoken.is_generic and spoken.chat.constraint is None
+        calls = GENERIC if spoken.is_generic else spoken.calls.form if spoken.calls is not None else None
         form = ReplyForm(
             reasoning=None if marks is None else tuple(marks),
             is_reasoning=marks is not None and (goes_on_thinking(spoken.chat) or marks.are_open(prompt)),
-            calls=None if spoken.calls is None else spoken.calls.form,
-            is_generic=spoken.is_generic,
+            calls=None if is_wrapped else calls,
+            is_generic=is_wrapped,
         )
         return None if form == ReplyForm() else form
 
@@ -109,6 +112,8 @@ class Dialect:
         no call, and of nothing that is thought before. InvalidRequest for a grammar where there are tools, as
         llama.cpp has it: either would break the other."""
         form, constraint, use = reply or ReplyForm(), chat.constraint, chat.tool_use
+        if not form.is_reasoning and chat.template_kwargs.get("enable_thinking") is False:
+            form = form.model_copy(update={"reasoning": None})  # who wants none wants the answer alone
         if use is None:
             if constraint is None or form.reasoning is None:
                 return constraint
@@ -119,7 +124,7 @@ class Dialect:
         return ReplyGrammar(
             functions=tuple(each for each in functions_of(use) if use.name in ("", each.name)),
             form=GENERIC if form.calls is None else form.calls,
-            response=RESPONSE if form.is_generic and constraint is None else "",
+            response=RESPONSE if form.is_generic else "",
             must_call=use.must_call,
             is_parallel=use.is_parallel and not use.name and not writes_one,
             content=constraint,

@@ -216,7 +216,9 @@ def answer(
     id_slot: int = -1,
 ) -> Answer:
     """All that a sequence said."""
-    has_shifted = shift is not None and shift.has_happened(len(task.prompt) + len(transcript.ids))
+    n_tokens = len(task.prompt) + len(transcript.ids)
+    has_shifted = shift is not None and shift.has_happened(n_tokens)
+    n_known = n_tokens if shift is None else shift.n_left(n_tokens)
     return Answer(
         index=task.key.index,
         text=transcript.text,
@@ -224,6 +226,7 @@ def answer(
         prompt=_prompt_text(task, detokenize),
         prompt_tokens=len(task.prompt),
         n_ctx=task.request.n_ctx or 0,
+        n_cached=n_known - 1 if transcript.ids else n_known,  # the last token was sampled but never decoded
         stop_type=ending.stop_type,
         stopping_word=transcript.stopping_word,
         truncated=ending.is_truncated or task.is_truncated or has_shifted,

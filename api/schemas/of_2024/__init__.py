@@ -7,6 +7,6 @@ errors keep their status, a seed is the one that was used, and arrays are stream
 from api.schemas.of_2024.chat import chat
 from api.schemas.of_2024.completion import completion, infill
 from api.schemas.of_2024.embeddings import embeddings
-from api.schemas.of_2024.slots import slot
+from api.schemas.of_2024.status import health, slot
 
-__all__ = ["chat", "completion", "embeddings", "infill", "slot"]
+__all__ = ["chat", "completion", "embeddings", "health", "infill", "slot"]

@@ -26,7 +26,8 @@ def infill(fields: dict[str, Any]) -> Ask:
 
 
 class CompletionShapeOf2024(CompletionShape):
-    """The prompt comes back as it was sent, an array in an object, and biases in pairs."""
+    """The prompt comes back as it was sent, an array in an object, and biases in pairs. Its server of that month had no
+    eye for images, and said so with each piece."""
 
     def __init__(self, prompt: Any, origin: Origin, fields: NativeFields, request: Completion | Infill) -> None:
         super().__init__(origin, fields, request)
@@ -40,7 +41,7 @@ class CompletionShapeOf2024(CompletionShape):
         return failure.told(error, {"content": "", "stop": False})
 
     def _chunk(self, place: int, tokens: Tokens) -> dict[str, Any]:
-        return super()._chunk(place, tokens) | {"multimodal": self._request.media is not None}
+        return super()._chunk(place, tokens) | {"multimodal": False}
 
     def _final(self, place: int, answer: Answer) -> dict[str, Any]:
         final = super()._final(place, answer)

@@ -20,7 +20,7 @@ MAX_TOP_LOGPROBS = 20
 
 Level = Literal["low", "medium", "high", "max"]
 
-_DURATION = re.compile(r"[+-]?(?:0|(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:ns|us|µs|μs|ms|s|m|h))+)", re.ASCII)
+_DURATION = re.compile(r"[+-]?(?:0|(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:ns|us|µs|μs|ms|s|m|h))+)", re.ASCII)
 """Go's way to write one: https://pkg.go.dev/time#ParseDuration."""
 
 

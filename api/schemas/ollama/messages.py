@@ -6,6 +6,7 @@ text says `[img]`.
 
 from __future__ import annotations
 
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, NotRequired
 
@@ -79,26 +80,40 @@ def _message(name: str, message: Any, album: Album) -> dict[str, Any]:
     }
 
 
+class _Unanswered:
+    """Calls that no tool has answered yet, in their order."""
+
+    def __init__(self, calls: Sequence[dict[str, Any]] = ()) -> None:
+        self._ids = OrderedDict.fromkeys(call["id"] for call in calls)
+        self._by_name: dict[str, deque[str]] = {}
+        for call in calls:
+            self._by_name.setdefault(call["function"]["name"], deque()).append(call["id"])
+
+    def take(self, told: str | None, name: str | None) -> str | None:
+        """The id of the call that is answered now: the one that is told, else the first of that name, else the first of
+        all. A client can send a hundred thousand of them."""
+        if told is not None:
+            self._ids.pop(told, None)
+            return told
+        named = self._by_name.get(name or "", deque())
+        while named:
+            if (found := named.popleft()) in self._ids:
+                del self._ids[found]
+                return found
+        return self._ids.popitem(last=False)[0] if self._ids else None
+
+
 def _answered(messages: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """The same with the id of its call in each answer of a tool: templates ask for it, and ollama's clients need not
     tell it."""
-    waiting: list[dict[str, Any]] = []
+    unanswered = _Unanswered()
     for message in messages:
-        waiting = message.get("tool_calls") or waiting
-        call = _call_answered(message, waiting) if message["role"] == "tool" else None
-        if call is None:
-            yield message
-        else:
-            waiting = [other for other in waiting if other is not call]
-            yield {"tool_call_id": call["id"], **message}
-
-
-def _call_answered(message: dict[str, Any], waiting: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The first of the calls that wait for an answer, of the id or the name that the message tells."""
-    if told := message.get("tool_call_id"):
-        return next((call for call in waiting if call["id"] == told), None)
-    named = (call for call in waiting if call["function"]["name"] == message.get("name"))
-    return next(named, waiting[0] if waiting else None)
+        if calls := message.get("tool_calls"):
+            unanswered = _Unanswered(calls)
+        answered = None
+        if message["role"] == "tool":
+            answered = unanswered.take(message.get("tool_call_id"), message.get("name"))
+        yield message if answered is None else {**message, "tool_call_id": answered}
 
 
 def _text(name: str, key: str, message: dict[str, Any]) -> str:

@@ -49,7 +49,6 @@ class ResponseBody:
     def __init__(self, origin: Origin, asked: Asked) -> None:
         self._origin = origin
         self._asked = asked
-        self._key = origin.job_id.removeprefix(_JOB_PREFIX)
 
     def as_of(self, status: JobStatus) -> Json:
         """While it has not ended."""
@@ -81,7 +80,7 @@ class ResponseBody:
     def output(self, form: ReplyForm | None) -> Output:
         """Of a reply of this form, nothing of which has been read yet."""
         return Output(
-            self._key,
+            self._origin.job_id,
             form,
             splits_reasoning=self._asked.typed.splits_reasoning,
             probabilities=self._probabilities,

@@ -14,6 +14,7 @@ from api.schemas.constraints import ANY_OBJECT, constraint_of, schema_constraint
 from api.schemas.generation import GenerationFields
 from api.schemas.metadata import Metadata
 from api.schemas.pictures import Album
+from api.schemas.reasoning import ReasoningFormat, thinking_kwargs
 from api.schemas.responses.inputs import InputItem, messages_of
 from api.schemas.responses.tools import ToolFields, tool_use_of
 from api.schemas.sampling import Limit
@@ -65,7 +66,7 @@ class ResponseFields(GenerationFields, ToolFields):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     chat_template_kwargs: dict[str, Any] = {}
-    reasoning_format: str | None = None
+    reasoning_format: ReasoningFormat = Field(ReasoningFormat.AUTO, strict=False)
 
     @property
     def alternatives(self) -> int | None:
@@ -76,7 +77,7 @@ class ResponseFields(GenerationFields, ToolFields):
 
     @property
     def splits_reasoning(self) -> bool:
-        return self.reasoning_format != "none"
+        return self.reasoning_format is not ReasoningFormat.NONE
 
     def limit(self) -> int:
         return super().limit() if self.max_output_tokens is None else self.max_output_tokens
@@ -101,12 +102,15 @@ def asked_of(fields: dict[str, Any]) -> Asked:
         raise bad_field("n" if typed.n_cmpl is None else "n_cmpl", "a response is one answer")
     if typed.background and not typed.store:
         raise bad_field("background", "needs 'store': nobody waits for what nobody keeps")
+    constraint, tool_use = _constraint(typed.text.format, fields), tool_use_of(typed)
+    if tool_use is not None and constraint is not None and constraint.field in ("grammar", "regex"):
+        raise bad_field(constraint.field, "cannot be used together with 'tools'")
     album = Album()
     request = Chat(
         messages=messages_of(typed.instructions, typed.input, album),
-        tool_use=tool_use_of(typed),
-        constraint=_constraint(typed.text.format, fields),
-        template_kwargs=_template_kwargs(typed),
+        tool_use=tool_use,
+        constraint=constraint,
+        template_kwargs=thinking_kwargs(typed.chat_template_kwargs, typed.reasoning.effort),
         **typed.generation() | _truncation(typed),
     )
     return Asked(typed, request, album)
@@ -123,11 +127,6 @@ def _constraint(format: FormatFields, fields: dict[str, Any]) -> Constraint | No
     if format.schema_ is None:
         raise bad_field("text.format.schema", "is needed")
     return schema_constraint(format.schema_, "text.format.schema")
-
-
-def _template_kwargs(typed: ResponseFields) -> dict[str, Any]:
-    effort = typed.reasoning.effort
-    return ({} if effort is None else {"reasoning_effort": effort}) | typed.chat_template_kwargs
 
 
 def _truncation(typed: ResponseFields) -> dict[str, Any]:

@@ -132,7 +132,8 @@ class _Conversation:
             self._turn("reasoning_content", "content", "tool_calls")["reasoning_content"] = "\n".join(texts)
 
     def _take_call(self, name: str, item: dict[str, Any]) -> None:
-        function = {key: _string(f"{name}.{key}", item.get(key)) for key in ("name", "arguments")}
+        called, arguments = (_string(f"{name}.{key}", item.get(key)) for key in ("name", "arguments"))
+        function = {"name": called, "arguments": arguments or "{}"}
         call = {"id": _string(f"{name}.call_id", item.get("call_id")), "type": "function", "function": function}
         self._turn().setdefault("tool_calls", []).append(call)
 

@@ -13,6 +13,7 @@ from typing import Literal
 
 from api.reply import CallPiece, ReplyReader, Said
 from api.schemas.responses.items import CallItem, Item, Json, Place, Status, TextItem
+from api.schemas.tools import call_id
 from shared.events import ChosenLogprob, ReplyForm
 
 _PREFIXES = {"reasoning": "rs", "message": "msg", "call": "fc"}
@@ -27,18 +28,18 @@ class Output:
 
     def __init__(
         self,
-        key: str,
+        job_id: str,
         form: ReplyForm | None,
         *,
         splits_reasoning: bool = True,
         probabilities: Callable[[Sequence[ChosenLogprob]], list[Json]] = lambda _: [],
     ) -> None:
-        """`key` is in the ids of all items: the same whenever the same reply is read, and no other's."""
+        """The ids of all items are made of that of the job: whenever it is read, they are the same."""
         self.items: list[Json] = []
         """Those that are closed."""
         self.n_reasoning = 0
         """Characters of reasoning."""
-        self._key = key
+        self._job_id = job_id
         self._reader = ReplyReader(form, splits_reasoning=splits_reasoning)
         self._probabilities = probabilities
         self._item: Item | None = None
@@ -78,11 +79,11 @@ class Output:
         if self._item is not None and self._call == piece.place:
             return self._item
         self._call = piece.place
-        return self._begin(CallItem(self._place("call"), f"call_{self._key}_{piece.place}", piece.name))
+        return self._begin(CallItem(self._place("call"), call_id(self._job_id, 0, piece.place), piece.name))
 
     def _place(self, kind: str) -> Place:
         index = len(self.items) + (self._item is not None)
-        return Place(index, f"{_PREFIXES[kind]}_{self._key}_{index}")
+        return Place(index, f"{_PREFIXES[kind]}_{self._job_id.removeprefix('job_')}_{index}")
 
     def _begin(self, item: Item) -> Item:
         self._end_item("completed")

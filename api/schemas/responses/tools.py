@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NotRequired
 
+from pydantic import Field
 from typing_extensions import TypedDict
 
+from api.marks import NAME_PATTERN, is_name
+from api.schemas.constraints import schema_constraint
 from api.schemas.strict import ClientFields, bad_field, by_hand
+from api.schemas.tools import MAX_TOOLS
 from shared.errors import NotSupported
 from shared.jobs import ToolUse
 
@@ -23,7 +27,7 @@ _CHOICES = ("none", "auto", "required")
 
 class FunctionTool(TypedDict):
     type: Literal["function"]
-    name: str
+    name: Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]
     description: NotRequired[str | None]
     parameters: NotRequired[dict[str, Any] | None]
     strict: NotRequired[bool | None]
@@ -44,7 +48,7 @@ ToolChoice = Literal["none", "auto", "required"] | NamedFunction | AllowedTools
 
 
 class ToolFields(ClientFields):
-    tools: Annotated[Any, by_hand(list[FunctionTool])] = []
+    tools: Annotated[Any, by_hand(Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)])] = []
     tool_choice: Annotated[Any, by_hand(ToolChoice)] = "auto"
     parallel_tool_calls: bool = True
 
@@ -52,14 +56,7 @@ class ToolFields(ClientFields):
 def tool_use_of(typed: ToolFields) -> ToolUse | None:
     """What the model is told that it may call; None when it may not. Raises InvalidRequest, or NotSupported for tools
     that are no functions."""
-    if not isinstance(typed.tools, list):
-        raise bad_field("tools", "must be a list")
-    functions: dict[str, Any] = {}
-    for place, tool in enumerate(typed.tools):
-        name = _name_of(f"tools[{place}]", tool)
-        if name in functions:
-            raise bad_field(f"tools[{place}].name", "is given twice")
-        functions[name] = _function(tool)
+    functions = _functions(typed.tools)
     choice = typed.tool_choice
     if isinstance(choice, dict):
         must_call, allowed = _choice(choice, functions)
@@ -67,10 +64,14 @@ def tool_use_of(typed: ToolFields) -> ToolUse | None:
         must_call, allowed = choice == "required", list(functions)
     else:
         raise bad_field("tool_choice", "must be 'none', 'auto', 'required' or an object")
-    if must_call and not functions:
+    if must_call and not allowed:
         raise bad_field("tool_choice", "needs 'tools'")
     if choice == "none" or not allowed:
         return None
+    if must_call:
+        for place, (name, tool) in enumerate(functions.items()):
+            if name in allowed:
+                schema_constraint(tool["function"]["parameters"], f"tools[{place}].parameters")
     return ToolUse(
         tools=tuple(functions[name] for name in allowed),
         must_call=must_call,
@@ -79,12 +80,27 @@ def tool_use_of(typed: ToolFields) -> ToolUse | None:
     )
 
 
+def _functions(tools: Any) -> dict[str, dict[str, Any]]:
+    """By name, in the form that a chat has."""
+    if not isinstance(tools, list):
+        raise bad_field("tools", "must be a list")
+    if len(tools) > MAX_TOOLS:
+        raise bad_field("tools", f"there are {len(tools)}, and at most {MAX_TOOLS} are taken")
+    functions: dict[str, dict[str, Any]] = {}
+    for place, tool in enumerate(tools):
+        function = _function(f"tools[{place}]", tool)
+        if function["name"] in functions:
+            raise bad_field(f"tools[{place}].name", "is given twice")
+        functions[function["name"]] = {"type": "function", "function": function}
+    return functions
+
+
 def _choice(choice: dict[str, Any], functions: dict[str, Any]) -> tuple[bool, list[str]]:
     """Whether there must be a call, and of which functions there may be one."""
     match choice:
         case {"type": "function", "name": str(name)}:
             _check_known("tool_choice.name", name, functions)
-            return True, list(functions)
+            return True, [name]
         case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(tools)}:
             return mode == "required", [_allowed(place, tool, functions) for place, tool in enumerate(tools)]
         case {"type": str(kind)} if kind in HOSTED:
@@ -108,7 +124,8 @@ def _check_known(field: str, name: str, functions: dict[str, Any]) -> None:
         raise bad_field(field, "there is no such function among 'tools'")
 
 
-def _name_of(field: str, tool: Any) -> str:
+def _function(field: str, tool: Any) -> dict[str, Any]:
+    """What a template is told of one."""
     if not isinstance(tool, dict):
         raise bad_field(field, "must be an object")
     kind = tool.get("type")
@@ -116,21 +133,14 @@ def _name_of(field: str, tool: Any) -> str:
         raise _no_function(f"{field}.type", kind)
     if kind != "function":
         raise bad_field(f"{field}.type", "must be 'function'")
-    name, parameters = tool.get("name"), tool.get("parameters")
-    if not isinstance(name, str) or not name:
-        raise bad_field(f"{field}.name", "must be the function's name")
-    if not isinstance(parameters, dict | None):
-        raise bad_field(f"{field}.parameters", "must be a JSON schema")
-    if not isinstance(tool.get("description"), str | None):
+    name, description, parameters = tool.get("name"), tool.get("description") or "", tool.get("parameters") or {}
+    if not isinstance(name, str) or not is_name(name):
+        raise bad_field(f"{field}.name", "must be 1 to 128 letters, digits, or signs out of _ . : / -")
+    if not isinstance(description, str):
         raise bad_field(f"{field}.description", "must be a string")
-    return name
-
-
-def _function(tool: dict[str, Any]) -> dict[str, Any]:
-    """In the form that a chat has."""
-    told = ("name", "description", "parameters", "strict")
-    function = {key: tool[key] for key in told if tool.get(key) is not None}
-    return {"type": "function", "function": function}
+    if not isinstance(parameters, dict):
+        raise bad_field(f"{field}.parameters", "must be an object")
+    return {"name": name, "description": description, "parameters": parameters}
 
 
 def _no_function(field: str, kind: str) -> NotSupported:

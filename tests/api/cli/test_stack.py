@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import re
 import signal
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from pydantic import SecretStr
 
@@ -21,6 +23,7 @@ from api.cli.supervisor import Command, Supervisor
 from shared.bus import Bus
 from shared.settings import ApiSettings
 from tests.api.cli.conftest import ROOT, RunCommand, environment
+from tests.api.conftest import Certificate
 from tests.api.conftest import serve as served
 from tests.api.scripted_worker import ScriptedWorker
 
@@ -199,6 +202,22 @@ def test_the_config_file_is_handed_on() -> None:
 )
 def test_a_place_has_a_url_that_can_be_asked_from_here(host: str, url: str) -> None:
     assert Place(Path(), host, 80).url == url
+
+
+async def test_a_stack_is_asked_over_tls_and_below_its_prefix(
+    tmp_path: Path, bus: Bus, settings: ApiSettings, certificate: Certificate
+) -> None:
+    """Which it knows by the very certificate that it was started with."""
+    more = {"ssl_cert_file": certificate.file, "ssl_key_file": certificate.key, "api_prefix": "/llm/v2"}
+    async with ScriptedWorker(bus), served(settings.model_copy(update=more)) as api:
+        place = Place(tmp_path, "127.0.0.1", httpx.URL(api.url).port or 0, None, certificate.file, "/llm/v2")
+        assert place.url == f"https://127.0.0.1:{place.port}/llm/v2"
+        ours = stack.Stack(Supervisor([], say=print), place, "")
+        async with asyncio.timeout(10):
+            await stack._wait_until_healthy(place, needs_worker=True, tell=print)
+        assert await ours.abilities(None) == ["completion"]
+        stranger = dataclasses.replace(place, certificate=certificate.other)
+        assert await stack.Stack(Supervisor([], say=print), stranger, "").abilities(None) == []
 
 
 def test_a_free_port_is_free() -> None:

@@ -95,9 +95,17 @@ async def test_the_name_of_what_is_embedded_chooses_the_answer(old: Api, path: s
     assert (await old.client.post(path, json={})).status_code == 400
 
 
-async def test_a_slots_next_token_is_an_object(old: Api) -> None:
+async def test_a_slots_next_token_is_an_object_and_a_full_house_has_a_word(old: Api, worker: ScriptedWorker) -> None:
     slots = (await old.client.get("/slots")).json()
     assert {slot["next_token"]["has_next_token"] for slot in slots} == {False}
+    assert {slot["next_token"]["stopping_word"] for slot in slots} == {""}
+    assert (await old.client.get("/health")).json()["status"] == "ok"
+    await worker.announce("ready", n_busy=worker.n_slots)
+    await old.client.get("/slots")  # which looks
+    full = await old.client.get("/health?include_slots")
+    assert (full.status_code, full.json()["status"], full.json()["slots_idle"]) == (200, "no slot available", 0)
+    assert full.json()["slots"][0]["next_token"]["has_next_token"] is True
+    assert (await old.client.get("/health?fail_on_no_slot")).status_code == 503
 
 
 async def test_a_job_is_read_as_it_was_made_whomever_the_server_speaks_with_later(

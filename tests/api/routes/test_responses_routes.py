@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -10,7 +12,8 @@ import pytest
 import redis
 from pydantic import SecretStr
 
-from shared.bus import Bus
+from shared.bus import Bus, Chunk, Verdict, Wanted
+from shared.events import Finished
 from shared.jobs import JobStatus
 from shared.settings import ApiSettings
 from tests.api.conftest import Api, RedisProcess, serve
@@ -74,6 +77,16 @@ async def test_a_stream_is_told_again_event_for_event(api: Api) -> None:
     assert await get(api, response["id"]) == response
 
 
+async def test_times_are_the_queues_and_not_of_who_happened_to_answer(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = SimpleNamespace(time=lambda: 5.0, monotonic=time.monotonic)
+    monkeypatch.setattr("api.relay.time", wrong)
+    made = await make(api, "say a")
+    assert made == await get(api, made["id"])
+    assert made["completed_at"] >= made["created_at"] > 5
+
+
 async def test_an_answer_that_is_not_to_be_stored_is_not(api: Api, bus: Bus) -> None:
     made = await make(api, "say a", store=False)
     assert made["store"] is False
@@ -129,6 +142,14 @@ async def test_a_second_reader_joins_a_stream_that_runs(api: Api, worker: Script
     assert (await reading)[2:] == await others
 
 
+async def test_a_look_at_the_headers_of_a_stream_waits_for_nothing(api: Api, worker: ScriptedWorker) -> None:
+    made = await make(api, "hold a|b", background=True)
+    response = await api.client.head(f"/v1/responses/{made['id']}?stream=true")
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert (await get(api, made["id"]))["status"] in ("queued", "in_progress")
+
+
 @pytest.mark.parametrize("query", ["starting_after=x", "starting_after=-1", "starting_after=1.5", "starting_after="])
 async def test_a_garbled_cursor_is_refused(api: Api, query: str) -> None:
     made = await make(api, "say a")
@@ -158,6 +179,21 @@ async def test_cancelling_says_so_at_once_and_twice_is_the_same(
     assert first.json()["status"] == "cancelled" and first.json()["error"] is None
     assert first.json() == second.json() == await get(api, made["id"])
     assert (await follow(api, made["id"]))[-1].data["response"] == first.json()
+
+
+async def test_cancelling_waits_for_the_worker_to_stop(settings: ApiSettings, bus: Bus) -> None:
+    async with ScriptedWorker(bus):
+        pass  # its model is known from now on
+    async with serve(settings) as api:
+        made = await make(api, "say a", background=True)
+        [claimed] = await bus.queue.claim("slow", "tiny", Wanted(0, 1, 1))
+        cancelling = asyncio.create_task(api.client.post(f"/v1/responses/{made['id']}/cancel"))
+        while await bus.queue.append([Chunk(claimed.lease, 1)]) != [Verdict.CANCEL]:
+            assert not cancelling.done()
+        response = await get(api, made["id"])  # who asks meanwhile is answered
+        assert response["status"] == "in_progress" and not cancelling.done()
+        await bus.queue.finish(claimed.lease, Finished(status="cancelled"), 1)
+        assert (await cancelling).json()["status"] == "cancelled"
 
 
 async def test_a_cancelled_stream_ends_and_says_that_it_was(api: Api, worker: ScriptedWorker) -> None:

@@ -25,6 +25,8 @@ async def test_a_served_model_is_healthy(api: Api) -> None:
         response = await api.client.get(path)
         assert response.status_code == 200
         assert response.json() == {"status": "ok", "slots_idle": 4, "slots_processing": 0}
+        asked = await api.client.head(path)
+        assert (asked.status_code, asked.content) == (200, b"")
     assert len((await api.client.get("/health?include_slots=1")).json()["slots"]) == 4
 
 
@@ -206,6 +208,7 @@ async def test_a_slot_tells_how_its_text_is_made_under_the_names_of_both_generat
             {"has_next_token": True, "has_new_line": False, "n_remain": 4, "n_decoded": 3},
         ]
         assert (told["state"], told["is_processing"]) == (1, True)
+        assert not told.keys() & {"stop", "grammar", "logit_bias", "dry_sequence_breakers", "prompt"}
         assert "params" not in fresh and fresh["id_task"] == -1
         assert (fresh["state"], fresh["next_token"][0]["n_remain"], fresh["next_token"][0]["n_decoded"]) == (0, -1, 0)
 

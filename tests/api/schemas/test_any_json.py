@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from api.schemas import of_2024
 from api.schemas.adapters import AdapterListFields, adapters_of
 from api.schemas.ask import Ask
 from api.schemas.embeddings import embedding, embeddings
@@ -49,6 +50,9 @@ READERS: list[tuple[Callable[[dict[str, Any]], Any], dict[str, Any], tuple[str, 
     (apply_template, {}, ("messages",)),
     (embeddings, {"input": "x"}, ("input", "encoding_format", "dimensions", "embd_normalize")),
     (embedding, {"content": "x"}, ("input", "content")),
+    (of_2024.completion, {"prompt": "x"}, ("prompt", "samplers", "truncate")),
+    (of_2024.chat, {"messages": [{"role": "user", "content": "x"}]}, ("messages", "model")),
+    (of_2024.embeddings, {}, ("content", "input")),
     (rerank, {"query": "q", "documents": ["x"]}, ("query", "documents", "texts", "top_n", "return_text")),
     (_adapters, {}, ("adapters",)),
     (generate_whole, {"prompt": "x"}, ("prompt", "suffix", "images", "options", "format", "keep_alive", "think")),

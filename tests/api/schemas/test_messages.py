@@ -68,6 +68,11 @@ def test_content_becomes_one_text(message: dict[str, Any], content: str | None) 
     assert read["content"] == content
 
 
+def test_a_developer_is_who_sets_up_the_system() -> None:
+    (read,) = messages_of([{"role": "developer", "content": "x"}], Album())
+    assert read == {"role": "system", "content": "x"}
+
+
 def test_any_order_of_roles_is_the_templates_business() -> None:
     turns = [{"role": role, "content": "x"} for role in ("user", "user", "system", "assistant")]
     assert len(messages_of(turns, Album())) == 4

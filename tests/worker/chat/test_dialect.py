@@ -9,11 +9,12 @@ import pytest
 
 from shared.errors import InvalidRequest
 from shared.events import ReplyForm
-from shared.jobs import Chat, ToolUse
+from shared.jobs import Chat, Constraint, ToolUse
 from tests.worker.chat.templates import DEEPSEEK, HERMES, LLAMA, MISTRAL, THINKING, TURNS, XML
 from worker.chat import ChatTemplate, Dialect, Template
 from worker.chat.reasoning import learn_reasoning
 from worker.chat.template import TemplatePair
+from worker.grammar.reply import ReplyGrammar
 
 WEATHER = {
     "type": "function",
@@ -62,6 +63,15 @@ def test_a_template_that_knows_none_tells_of_them_in_the_conversations_own_syste
     assert told.count("system") == (1 if source == TURNS else 2)
     assert told.index("Be brief.") < told.index("get_weather") < told.index("tool_calls") < told.index("Hi")
     assert reply(source, tools=TOOLS) == ReplyForm(is_generic=True)
+
+
+def test_an_answer_with_a_schema_of_its_own_is_not_wrapped_where_calls_are_generic() -> None:
+    schema = Constraint(syntax="json_schema", text='{"type": "object"}', field="response_format")
+    form = reply(TURNS, tools=TOOLS, constraint=schema)
+    assert form is not None and form.calls is not None and not form.is_generic
+    chat = Chat(messages=(user(),), tool_use=TOOLS, constraint=schema)
+    grammar = dialect(TURNS).grammar(chat, form)
+    assert isinstance(grammar, ReplyGrammar) and (grammar.response, grammar.form) == ("", form.calls)
 
 
 def test_a_template_without_a_system_role_tells_of_them_to_the_user() -> None:
@@ -121,6 +131,19 @@ def test_a_prompt_may_have_opened_the_reasoning() -> None:
     assert reply(THINKING) == ReplyForm(reasoning=("<think>", "</think>"))
     assert reply(THINKING, template_kwargs={"enable_thinking": False}) == ReplyForm(reasoning=("<think>", "</think>"))
     assert reply(TURNS) is None
+
+
+def test_a_schema_leaves_no_room_to_think_where_a_client_wants_none() -> None:
+    schema = Constraint(syntax="json_schema", text="{}")
+    for tools in (None, TOOLS):
+        chat = Chat(messages=(user(),), constraint=schema, tool_use=tools)
+        free = dialect(THINKING).grammar(chat, reply(THINKING))
+        assert isinstance(free, ReplyGrammar) and free.reasoning == ("<think>", "</think>")
+        unwanted = chat.model_copy(update={"template_kwargs": {"enable_thinking": False}})
+        bound = dialect(THINKING).grammar(unwanted, reply(THINKING))
+        assert bound == schema if tools is None else isinstance(bound, ReplyGrammar) and bound.reasoning is None
+        begun = dialect(DEEPSEEK).grammar(unwanted, reply(DEEPSEEK))
+        assert isinstance(begun, ReplyGrammar) and begun.is_reasoning, "the prompt has opened it all the same"
 
 
 def test_a_message_is_continued_where_it_ends() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -83,6 +84,15 @@ def answered(*names: str | None, **more: str) -> list[dict[str, Any]]:
 def test_an_answer_of_a_tool_has_the_id_of_the_call_that_it_is_for(answers: list[dict[str, Any]], ids: str) -> None:
     _, *told = read(called("a", "b", a="1", b="2"), *answers)
     assert "".join(message.get("tool_call_id", "-") for message in told) == ids
+
+
+def test_very_many_calls_and_answers_take_no_longer_than_it_takes_to_read_them() -> None:
+    """The event loop reads them, and has others to serve."""
+    names = [f"f{number}" for number in range(20_000)]
+    begun = time.perf_counter()
+    _, *told = read(called(*names), *answered(*reversed(names)))
+    assert time.perf_counter() - begun < 15, "a second is what it takes"
+    assert len({message["tool_call_id"] for message in told}) == len(names)
 
 
 def test_calls_without_an_id_have_one_each() -> None:

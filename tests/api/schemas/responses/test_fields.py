@@ -66,6 +66,16 @@ CALLED = {"id": "c1", "type": "function", "function": {"name": "add", "arguments
                 {"role": "assistant", "content": "It is 2.", "reasoning_content": "Hm."},
             ],
         ),
+        (
+            [CALL | {"arguments": ""}],
+            [
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "tool_calls": [CALLED | {"function": {"name": "add", "arguments": "{}"}}],
+                }
+            ],
+        ),
         ([SAID, SAID], [{"role": "assistant", "content": "It is 2."}] * 2),
         (
             [CALL, SAID],
@@ -175,6 +185,12 @@ TOOL = {"type": "function", "name": "add", "parameters": {"type": "object"}, "st
         ({"tools": [TOOL | {"parameters": "none"}]}, "tools[0].parameters"),
         ({"tools": [TOOL | {"description": 5}]}, "tools[0].description"),
         ({"tools": [TOOL, TOOL]}, "tools[1].name"),
+        ({"tools": [TOOL | {"name": "a b"}]}, "tools[0].name"),
+        ({"tools": [TOOL | {"name": str(n)} for n in range(129)]}, "tools"),
+        ({"tools": [TOOL | {"parameters": {"type": "x"}}], "tool_choice": "required"}, "tools[0].parameters"),
+        ({"tools": [TOOL], "grammar": "root ::= 'a'"}, "grammar"),
+        ({"chat_template_kwargs": {"enable_thinking": 1}}, "chat_template_kwargs.enable_thinking"),
+        ({"reasoning_format": "loud"}, "reasoning_format"),
         ({"tools": [TOOL], "tool_choice": "maybe"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": 5}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": []}}, "tool_choice"),
@@ -208,8 +224,8 @@ def test_what_only_others_can_do_is_refused_as_such(fields: dict[str, Any], fiel
 
 
 OTHER = {"type": "function", "name": "sub"}
-AS_CHAT = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}, "strict": True}}
-OTHER_AS_CHAT = {"type": "function", "function": {"name": "sub"}}
+AS_CHAT = {"type": "function", "function": {"name": "add", "description": "", "parameters": {"type": "object"}}}
+OTHER_AS_CHAT = {"type": "function", "function": {"name": "sub", "description": "", "parameters": {}}}
 ALLOWED = {"type": "allowed_tools", "mode": "required", "tools": [OTHER]}
 
 
@@ -220,7 +236,7 @@ ALLOWED = {"type": "allowed_tools", "mode": "required", "tools": [OTHER]}
         ("auto", ToolUse(tools=(AS_CHAT, OTHER_AS_CHAT))),
         ("none", None),
         ("required", ToolUse(tools=(AS_CHAT, OTHER_AS_CHAT), must_call=True)),
-        ({"type": "function", "name": "sub"}, ToolUse(tools=(AS_CHAT, OTHER_AS_CHAT), must_call=True, name="sub")),
+        ({"type": "function", "name": "sub"}, ToolUse(tools=(OTHER_AS_CHAT,), must_call=True, name="sub")),
         (ALLOWED, ToolUse(tools=(OTHER_AS_CHAT,), must_call=True)),
         (ALLOWED | {"mode": "auto", "tools": []}, None),
     ],
@@ -252,6 +268,10 @@ def test_the_other_fields_become_a_chats() -> None:
     assert (request.has_logprobs, request.n_probs) == (True, 2)
     assert request.template_kwargs == {"reasoning_effort": "low"}
     assert request.constraint is not None and request.constraint.field == "text.format"
+
+
+def test_no_effort_is_no_thinking() -> None:
+    assert chat(reasoning={"effort": "none"}).template_kwargs == {"enable_thinking": False}
 
 
 def test_probabilities_without_alternatives_are_asked_for_by_what_to_include() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from api.schemas.responses.output import Output
+from api.schemas.tools import call_id
 from shared.events import CallForm, ChosenLogprob, ReplyForm
 
 CALLS = CallForm(opening='<tool_call>\n{"name": "', middle='", "arguments": ', closing="}\n</tool_call>")
@@ -31,7 +32,7 @@ TEXTS = {
 
 
 def read(pieces: list[str], form: ReplyForm | None = FORM, **more: Any) -> tuple[Output, list[dict[str, Any]]]:
-    output = Output("0_a", form, **more)
+    output = Output("job_0_a", form, **more)
     events = [event for piece in pieces for event in output.push(piece)]
     return output, events + output.close(is_cut=False)
 
@@ -91,18 +92,18 @@ def test_thoughts_text_and_calls_are_items_in_the_order_in_which_they_are_said()
     thought, said, called, then = output.items
     assert thought["content"] == [{"type": "reasoning_text", "text": "Hm."}]
     assert said["content"][0]["text"] == "Let me see."
-    assert (called["name"], called["arguments"], called["call_id"]) == ("add", '{"a": 1}', "call_0_a_0")
+    assert (called["name"], called["arguments"], called["call_id"]) == ("add", '{"a": 1}', call_id("job_0_a", 0, 0))
     assert then["content"][0]["text"] == "So it is 1."
     assert output.n_reasoning == 3
 
 
 def test_a_delta_tells_all_that_one_push_said() -> None:
-    output = Output("0_a", None)
+    output = Output("job_0_a", None)
     assert [event["delta"] for event in output.push("{a}{b}c") if event["type"].endswith("delta")] == ["{a}{b}c"]
 
 
 def test_only_the_last_item_of_a_cut_text_is_incomplete() -> None:
-    output = Output("0_a", FORM)
+    output = Output("job_0_a", FORM)
     output.push(TEXTS["thoughtful"])
     output.close(is_cut=True)
     assert [item["status"] for item in output.items] == ["completed", "incomplete"]
@@ -124,7 +125,7 @@ TOKENS = [b"<think>", b"Hm", b"</think>", b"It", b" is \xc3", b"\xbc", b".", b"{
 
 
 def probable() -> Output:
-    return Output("0_a", FORM, probabilities=lambda told: [{"id": entry.id} for entry in told])
+    return Output("job_0_a", FORM, probabilities=lambda told: [{"id": entry.id} for entry in told])
 
 
 def test_probabilities_are_told_of_a_messages_tokens_alone() -> None:
