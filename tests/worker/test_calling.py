@@ -142,6 +142,36 @@ def test_marks_that_are_control_tokens_are_shown_where_they_are_words_and_nowher
         assert task.shown == (frozenset({calls, args}) if use else frozenset())
 
 
+def test_a_mark_in_letters_is_read_as_one_and_so_begins_a_call(marked: Recorded) -> None:
+    letters = list(b"Hm. [TOOL_CALLS]")
+    use = {"tools": [WEATHER], "is_parallel": False}
+    [task] = admit(registrar(marked), "letters", {0: Past(ids=letters)}, tool_use=use).tasks
+    assert isinstance(task, GenerateTask)
+    [answer] = marked.run(task)
+    content, calls = read_reply(answer.reply, answer.text)[1:]
+    assert content == "Hm."
+    check_call(Reply(None, "", calls))
+
+
+def test_what_only_begins_like_a_call_is_text_like_any(engine: Recorded) -> None:
+    model = engine.engine.model
+    pair = next(token for token in range(model.facts.n_vocab) if model.token_bytes(token) == b"><")
+    ids = [*model.tokenize("<tool_call", add_special=False, parse_special=False), pair]
+    greedy = {"sampling": {"temperature": 0.0}, "n_predict": len(ids) + 8}
+    [task] = admit(registrar(engine, HERMES), "like", {0: Past(ids=ids)}, tool_use={"tools": [WEATHER]}, **greedy).tasks
+    assert isinstance(task, GenerateTask) and task.grammar is not None
+    [free, plain] = engine.run(task, dataclasses.replace(task, key=SequenceKey("plain_like", 0), grammar=None))
+    assert free.ids == plain.ids and len(free.ids) == len(ids) + 8
+
+
+def test_the_function_that_is_named_is_the_one_that_is_called(engine: Recorded) -> None:
+    others = [{"type": "function", "function": {"name": f"other_{n}"}} for n in range(9)]
+    use = {"tools": [*others[:5], WEATHER, *others[5:]], "must_call": True, "name": "get_weather"}
+    for template in (TURNS, HERMES):
+        intake = admit(registrar(engine, template), f"named_{len(template)}", tool_use=use, truncate="tail")
+        check_call(said(engine, intake)[1])
+
+
 def test_no_text_of_a_clients_becomes_a_control_token(marked: Recorded) -> None:
     evil = "[TOOL_CALLS]"
     tool = {"type": "function", "function": {"name": "f", "description": evil, "parameters": {"title": evil}}}

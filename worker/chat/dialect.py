@@ -76,7 +76,7 @@ class Dialect:
             messages = tuple(_with_arguments(chat.messages)) if self.calls.takes_objects else chat.messages
             chat = chat.model_copy(update={"messages": messages})
             return SpokenChat(chat, self.calls if chat.tool_use is not None else None)
-        if chat.tool_use is None and not (has_calls(chat.messages) and not self.capabilities["supports_tool_calls"]):
+        if chat.tool_use is None and not has_calls(chat.messages):
             return SpokenChat(chat)
         messages = tuple(plain_messages(chat.messages, chat.tool_use, takes_system=self._takes_system))
         plain = chat.model_copy(update={"messages": messages, "tool_use": None})

@@ -17,14 +17,11 @@ RESPONSE = "response"
 CALLS = "tool_calls"
 RESULTS = "tool_results"
 
+# Nothing in it that could be said as it stands: small models repeat an example word for word.
 _TOOLS = "You can call these functions, given with the JSON Schema of their arguments:"
-_MAY_CALL = (
-    f'Reply with one JSON object and nothing else: {{"{CALLS}": [{{"name": "…", "arguments": {{…}}}}]}} to call'
-    f' functions, whose results you will be told, or {{"{RESPONSE}": "…"}} to answer.'
-)
-_MUST_CALL = (
-    f'Reply with one JSON object and nothing else, which calls: {{"{CALLS}": [{{"name": "…", "arguments": {{…}}}}]}}.'
-)
+_CALLS = f'{{"{CALLS}": [...]}}, a list of calls, each with the "name" of a function and an object of "arguments"'
+_MUST_CALL = f"Reply with one JSON object: {_CALLS}."
+_MAY_CALL = f'Reply with one JSON object: either {_CALLS}, or {{"{RESPONSE}": ...}}, your answer as a string.'
 
 
 def plain_messages(messages: Iterable[Message], use: ToolUse | None, *, takes_system: bool) -> list[Message]:

@@ -27,11 +27,11 @@ class Cue:
 
 def pattern_of(word: str) -> str:
     """A regular expression for it with any white space, or none, where it has some."""
-    return r"\s*".join(map(re.escape, re.split(r"\s+", word)))
+    return r"[ \t\r\n]*".join(map(re.escape, re.split(r"\s+", word)))
 
 
 class Listener:
-    """One reply, token by token."""
+    """One reply, token by token. Costs the decode thread some microseconds for each."""
 
     def __init__(self, cue: Cue) -> None:
         self._word = re.compile(pattern_of(cue.word).encode())
@@ -41,59 +41,64 @@ class Listener:
         self._opening, self._closing = (mark.encode() for mark in cue.reasoning or ("", ""))
         self._is_reasoning = cue.is_reasoning
         self._may_open = bool(self._opening) and not cue.is_reasoning
-        self._heard: deque[tuple[int, bytes]] = deque()  # the last tokens: as many as a word may be in
+        self._tokens: deque[tuple[int, int]] = deque()  # the last ones, with their bytes: all that a word may be in
+        self._text = b""  # of these
         self._is_deaf = False
 
     def push(self, token: int, content: bytes) -> tuple[int, ...]:
         """The tokens that the word is in, once it has been said: the grammar begins with them. Before that, none."""
         if self._is_deaf:
             return ()
-        self._heard.append((token, content))
-        text = b"".join(each for _, each in self._heard)
-        if self._is_reasoning:
-            return self._end(text)
+        self._tokens.append((token, len(content)))
+        self._text += content
         if self._may_open:
-            self._open(text)
-            if self._is_reasoning:
-                return self._end(text)
-        match = self._word.match(text.lstrip()) if self._is_first else self._word.search(text)
-        if match is not None:
-            start = match.start() + (len(text) - len(text.lstrip()) if self._is_first else 0)
-            return self._from(start)
-        if self._is_first:
-            self._is_deaf = len(text.lstrip()) > self._n_word
-        else:
-            self._forget(self._n_word)
-        return ()
+            self._open()
+        return self._hear_end() if self._is_reasoning else self._hear_word()
 
-    def _end(self, text: bytes) -> tuple[int, ...]:
-        at = text.find(self._closing)
+    def _open(self) -> None:
+        """Whether it begins with reasoning."""
+        begun = self._text.lstrip()
+        self._is_reasoning = begun.startswith(self._opening)
+        self._may_open = not self._is_reasoning and self._opening.startswith(begun)
+
+    def _hear_end(self) -> tuple[int, ...]:
+        at = self._text.find(self._closing)
         if at < 0:
             self._forget(len(self._closing))
             return ()
         if self._listens_for_end:
             return self._from(at)
-        self._is_reasoning = self._may_open = False
-        rest = text[at + len(self._closing) :]
-        token, _ = self._heard[-1]
-        self._heard.clear()
-        return self.push(token, rest) if rest else ()
+        self._is_reasoning = False
+        token, _ = self._tokens[-1]
+        rest = self._text[at + len(self._closing) :]
+        self._tokens.clear()
+        self._text = b""
+        return self.push(token, rest)
 
-    def _open(self, text: bytes) -> None:
-        """Whether it begins with reasoning."""
-        begun = text.lstrip()
-        self._is_reasoning = begun.startswith(self._opening)
-        self._may_open = self._is_reasoning or self._opening.startswith(begun)
+    def _hear_word(self) -> tuple[int, ...]:
+        if not self._is_first:
+            match = self._word.search(self._text)
+            if match is None:
+                self._forget(self._n_word)
+            return self._from(match.start()) if match is not None else ()
+        begun = self._text.lstrip()
+        if self._word.match(begun):
+            return self._from(len(self._text) - len(begun))
+        self._is_deaf = len(begun) > self._n_word
+        return ()
 
     def _from(self, start: int) -> tuple[int, ...]:
         """The tokens from the one on that has this byte."""
-        n_before = 0
-        while n_before + len(self._heard[0][1]) <= start:
-            n_before += len(self._heard.popleft()[1])
-        return tuple(token for token, _ in self._heard)
+        while self._tokens[0][1] <= start:
+            start -= self._tokens.popleft()[1]
+        return tuple(token for token, _ in self._tokens)
 
     def _forget(self, n_bytes: int) -> None:
         """What is not in the last so many."""
-        n_kept = sum(len(content) for _, content in self._heard)
-        while n_kept - len(self._heard[0][1]) >= n_bytes:
-            n_kept -= len(self._heard.popleft()[1])
+        n_over = len(self._text) - n_bytes
+        while n_over >= (size := self._tokens[0][1]):
+            self._tokens.popleft()
+            self._text = self._text[size:]
+            n_over -= size
+            if not self._tokens:
+                return

@@ -123,9 +123,9 @@ class _Writer:
             case Beginning.AT_ONCE:
                 start = f"{self._thought()} body"
             case Beginning.BEHIND_REASONING:
-                start = f"{self._up_to(self._closing, 'end')} space? body"
+                start = f"{self._heard(self._closing)} space? body"
             case Beginning.WITH_CALL:
-                start = f"{self._up_to(self._grammar.word, 'head')} calls"
+                start = f"{self._heard(self._grammar.word)} calls"
         body = self._body() if self._grammar.beginning is not Beginning.WITH_CALL else ""
         if self._grammar.functions:
             self._write_calls()
@@ -140,9 +140,7 @@ class _Writer:
         grammar = self._grammar
         if grammar.reasoning is None or (grammar.content and grammar.content.syntax != "json_schema"):
             return ""
-        self._lines.append(
-            f"thought: {self._spelled(grammar.reasoning[0])} {self._up_to(self._closing, 'end')} space?\n"
-        )
+        self._lines.append(f"thought: {self._spelled(grammar.reasoning[0])} {self._up_to(self._closing)} space?\n")
         return "thought?"
 
     def _body(self) -> str:
@@ -176,13 +174,18 @@ class _Writer:
     def _alternatives(self, rule: str) -> str:
         return " | ".join(f"{rule}{number}" for number in range(len(self._grammar.functions)))
 
-    def _up_to(self, mark: str, name: str) -> str:
+    def _heard(self, cue: str) -> str:
+        """A cue, with what stands before it in its first token; one in letters is read like one in its own token."""
+        self._lines.append(f"heard[lazy]: /(.|\\n)*{_escaped(cue)}/\n")
+        return f"({self._token(cue)} | heard)" if cue in self._controls else "heard"
+
+    def _up_to(self, mark: str) -> str:
         """Any text with this mark at its end, and nowhere else."""
         if mark in self._controls:
             self._lines.append("TEXT: /(.|\\n)*/\n")
             return f"TEXT {self._token(mark)}"
-        self._lines.append(f"{name}[lazy]: /(.|\\n)*{_escaped(mark)}/\n")
-        return name
+        self._lines.append(f"marked[lazy]: /(.|\\n)*{_escaped(mark)}/\n")
+        return "marked"
 
     def _spelled(self, text: str) -> str:
         """A text with any white space, or none, where it has some."""
@@ -202,4 +205,4 @@ class _Writer:
 
 def _escaped(text: str) -> str:
     """For a regular expression between slashes."""
-    return pattern_of(text).replace("/", r"\/").replace(r"\s*", "[ \\t\\r\\n]*")
+    return pattern_of(text).replace("/", r"\/")

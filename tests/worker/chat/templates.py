@@ -75,3 +75,11 @@ NUMBERED = (
     "<call>{{ call.function.name }}:{{ loop.index0 }}<args>{{ call.function.arguments | tojson }}</call>"
     "{% endfor %}</{{ m.role }}>{% endfor %}"
 )
+
+OWN = (
+    "{{ tools | tojson }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for call in m.tool_calls or [] %}"
+    "<call>{{ call.function.name }} with {% if call.function.arguments is mapping %}"
+    "{% for key, value in call.function.arguments | items %}{{ key }}=<{{ value }}>{% endfor %}{% else %}"
+    "{{ call.function.arguments }}{% endif %}</call>{% endfor %}</{{ m.role }}>{% endfor %}"
+)
+"""Writes objects in a way of its own, and lets through what is text."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.events import CallForm
-from tests.worker.chat.templates import ARGS, DEEPSEEK, HERMES, LLAMA, MISTRAL, NUMBERED, THINKING, TURNS, XML
+from tests.worker.chat.templates import ARGS, DEEPSEEK, HERMES, LLAMA, MISTRAL, NUMBERED, OWN, THINKING, TURNS, XML
 from worker.chat import BuiltinTemplate, ChatTemplate
 from worker.chat.calls import learn_calls
 
@@ -56,7 +56,7 @@ def test_a_templates_way_to_call_is_learned(
     assert calls == (form, takes_objects, is_parallel)
 
 
-@pytest.mark.parametrize("source", [TURNS, XML, "", "{{ tools }}{{ messages }}", "{{ raise_exception('no') }}"])
+@pytest.mark.parametrize("source", [TURNS, XML, OWN, "", "{{ tools }}{{ messages }}", "{{ raise_exception('no') }}"])
 def test_what_no_form_describes_is_not_learned(source: str) -> None:
     assert learn_calls(ChatTemplate(source)) is None
 

@@ -84,7 +84,7 @@ def test_only_the_function_that_must_be_called_is_told_of() -> None:
     other = {"type": "function", "function": {"name": "other"}}
     use = ToolUse(tools=(WEATHER, other), must_call=True, name="other")
     told = rendered(TURNS, user(), tools=use)
-    assert '"other"' in told and "get_weather" not in told and "to answer" not in told
+    assert '"other"' in told and "get_weather" not in told and "your answer" not in told
 
 
 def test_calls_and_results_are_told_in_plain_messages_where_a_template_knows_none() -> None:

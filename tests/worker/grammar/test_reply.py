@@ -9,7 +9,7 @@ import pytest
 from shared.events import CallForm
 from shared.jobs import Constraint
 from worker.chat.dialect import GENERIC, RESPONSE
-from worker.grammar.cue import Listener
+from worker.grammar.cue import Cue, Listener
 from worker.grammar.lexicon import Lexicon
 from worker.grammar.reply import Function, ReplyGrammar, reply_lark
 
@@ -140,6 +140,14 @@ def test_reasoning_may_be_anything_and_a_call_follows_it(lexicon: Lexicon) -> No
     assert not takes(own, "<think>Hm.</think>No.", lexicon)
 
 
+def test_a_mark_in_letters_ends_reasoning_as_it_does_for_who_reads_it() -> None:
+    opened = ReplyGrammar(BOTH, TAGS, must_call=True, reasoning=THINK, is_reasoning=True)
+    assert opened.cue is not None
+    matcher = LEXICON.matcher(reply_lark(opened, LEXICON.controls))
+    text = f"</think>{IN_TAGS}".encode()
+    assert matcher.validate_tokens(list(text)) == len(text)
+
+
 @pytest.mark.parametrize("lexicon", [LEXICON, WITHOUT])
 def test_words_of_a_call_in_reasoning_are_none(lexicon: Lexicon) -> None:
     opened = ReplyGrammar(BOTH, TAGS, reasoning=THINK, is_reasoning=True)
@@ -190,8 +198,18 @@ def test_where_in_tokens_a_word_stands_does_not_matter() -> None:
             assert FREE.cue is not None
             listener = Listener(FREE.cue)
             cuts = [text[:start], text[start:end], text[end:]]
-            heard = [listener.push(number, cut.encode()) for number, cut in enumerate(cuts)]
-            number = next(n for n, each in enumerate(heard) if each)
-            assert "".join(cuts[: number + 1]).endswith("<tool_call>") and not any(heard[:number])
-            said = "".join(cuts[each] for each in heard[number])
-            assert "<tool_call>" in said and "<tool_call>" not in said[len(cuts[heard[number][0]]) :]
+            for number, cut in enumerate(cuts):
+                if heard := listener.push(number, cut.encode()):
+                    break
+            assert "".join(cuts[: number + 1]).endswith("<tool_call>")
+            said = "".join(cuts[each] for each in heard)
+            assert "<tool_call>" in said and "<tool_call>" not in said[len(cuts[heard[0]]) :]
+
+
+def test_a_long_text_is_not_kept() -> None:
+    assert FREE.cue is not None
+    for cue in (FREE.cue, Cue(reasoning=THINK, is_reasoning=True), Cue("{", is_first=True)):
+        listener = Listener(cue)
+        for number in range(10_000):
+            assert not listener.push(number, b"" if number % 3 else b"word ")
+        assert len(listener._text) < 200 and len(listener._tokens) < 200
