@@ -174,7 +174,9 @@ def _failing(operation: Operation, description: Description) -> set[int]:
         statuses |= {400, 413}
     if description.query is not None or description.headers:
         statuses.add(400)
-    return statuses - set(description.also)
+    own = family_of(operation.path).statuses
+    moved = {problem.status: own[error] for error, problem in TABLE.items() if error in own}
+    return {moved.get(status, status) for status in statuses} - set(description.also)
 
 
 def _failure(status: int, schema: JsonSchemaValue) -> dict[str, Any]:

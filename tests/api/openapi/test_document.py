@@ -108,6 +108,12 @@ def test_a_field_has_what_its_reader_takes_null_and_what_stands_below_it() -> No
     assert schemas["AnyFields"]["required"] == ["needed"]
 
 
+def test_a_family_with_a_status_of_its_own_is_told_with_it() -> None:
+    of = {path: DOCUMENT["paths"][path]["post"]["responses"] for path in ("/api/chat", "/v1/chat/completions")}
+    assert "429" in of["/v1/chat/completions"]
+    assert "429" not in of["/api/chat"] and "503" in of["/api/chat"]
+
+
 def test_a_prefix_stands_before_all_paths() -> None:
     assert document_of(ROUTES, "/llm")["servers"] == [{"url": "/llm"}]
 
