@@ -88,12 +88,12 @@ class Completion(TypedDict, total=False):
 
 
 class CompletionPiece(TypedDict):
-    """The last event of each answer is a whole `Completion` without its text."""
+    """What comes before the last event of each answer, which is a `Completion` without its text."""
 
     index: int
     content: str
     tokens: list[int]
-    stop: bool
+    stop: Literal[False]
     id_slot: int
     tokens_predicted: int
     tokens_evaluated: int

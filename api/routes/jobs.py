@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api import sse
 from api.access import header_of, idempotency_key_of, query_of
-from api.body import read_body
+from api.body import read_as
 from api.context import Context, context_of, tenant_of, written_response
 from api.kept import enqueue, kept_body, record_of
 from api.openapi import answers
@@ -55,7 +55,7 @@ async def create(request: Request) -> Response:
     """202 with the new job; 200 with the old one when its idempotency key is used again."""
     context, tenant = context_of(request), tenant_of(request)
     key = idempotency_key_of(request)
-    fields = read(JobFields, await read_body(request, context.max_body))
+    fields = await read_as(request, context.max_body, lambda raw: read(JobFields, raw))
     ask, model = await _asked(context, fields)
     job = _job(context, tenant, fields, ask, model, key=key)
     try:

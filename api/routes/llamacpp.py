@@ -16,7 +16,7 @@ from api.synchronous import answer, spoken
     "Continue a prompt, or several",
     reads=llamacpp.CompletionFields,
     gives=answers.Completions,
-    streams=(Pieces.sse(answers.CompletionPiece),),
+    streams=(Pieces.sse(answers.CompletionPiece | answers.Completion),),
     reach=Reach.JOB,
 )
 async def completion(request: Request) -> ASGIApp:
@@ -27,7 +27,7 @@ async def completion(request: Request) -> ASGIApp:
     "Fill a gap in code",
     reads=llamacpp.InfillFields,
     gives=answers.Completions,
-    streams=(Pieces.sse(answers.CompletionPiece),),
+    streams=(Pieces.sse(answers.CompletionPiece | answers.Completion),),
     reach=Reach.JOB,
 )
 async def infill(request: Request) -> ASGIApp:

@@ -78,6 +78,12 @@ def asked(operation: Operation) -> Asked:
     return Asked(operation, operation.path.format(**NAMES) + mark + query, body)
 
 
+def streams_of(operation: Operation) -> dict[str, dict[str, Any]]:
+    """By media type, the schema of its pieces."""
+    told = DOCUMENT["paths"][operation.path][operation.method.lower()]["responses"].get("200", {})
+    return {kind: content["x-piece"] for kind, content in told.get("content", {}).items() if "x-piece" in content}
+
+
 ALL = list(operations())
 READERS = [asked(each) for each in ALL if each.description and each.description.reads is not None]
 OBJECTS = [each for each in READERS if "properties" in schema_of(each.operation)]
@@ -227,6 +233,39 @@ async def test_what_another_key_made_is_not_there(api: Api, operation: Operation
     assert theirs.json() == nobodys.json()
     if operation.method != "GET":
         assert (await api.client.get(path.removesuffix("/cancel"))).json()["status"] not in ("cancelled", "incomplete")
+
+
+@pytest.mark.parametrize("asked", [each for each in WORKED if streams_of(each.operation)], ids=label)
+async def test_each_piece_of_a_stream_is_what_the_document_says(api: Api, asked: Asked) -> None:
+    for kind in streams_of(asked.operation):
+        stream = {"stream": True} | ({"stream_options": {"include_usage": True}} if "/v1/c" in asked.path else {})
+        method, body = asked.operation.method, asked.body | stream
+        response = await api.client.request(method, asked.path, json=body, headers={"Accept": kind})
+        assert len(check_pieces(response, asked.operation, kind)) > 1
+
+
+async def test_each_event_of_a_job_and_of_a_response_is_what_the_document_says(api: Api) -> None:
+    made = await api.client.post("/v1/jobs", json={"endpoint": "/completion", "body": {"prompt": "say a|b"}})
+    kept = await api.client.post("/v1/responses", json={"input": "say a", "background": True})
+    names = {"job_id": made.json()["id"], "response_id": kept.json()["id"]}
+    for operation in OWNED:
+        for kind in streams_of(operation):
+            response = await api.client.get(
+                operation.path.format(**names), params={"stream": "true"} if "resp" in operation.path else None
+            )
+            assert len(check_pieces(response, operation, kind)) > 1
+
+
+def check_pieces(response: httpx.Response, operation: Operation, kind: str) -> list[Any]:
+    """Of a stream of that kind, which has no error in it."""
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].partition(";")[0] == kind
+    lines = response.text.split("\n")
+    told = lines if kind == "application/x-ndjson" else [line[6:] for line in lines if line.startswith("data: ")]
+    pieces = [json.loads(line) for line in told if line not in ("", "[DONE]")]
+    for piece in pieces:
+        jsonschema.validate(piece, {**streams_of(operation)[kind], "components": DOCUMENT["components"]})
+    return pieces
 
 
 async def test_any_model_will_do_while_there_is_one_and_it_must_be_one_of_several(settings: ApiSettings) -> None:

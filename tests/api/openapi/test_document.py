@@ -16,7 +16,8 @@ from api.app import ROUTES
 from api.openapi.description import ByMethod, Operation, described, operations_of
 from api.openapi.document import document_of
 from api.schemas.strict import ClientFields
-from tests.api.conftest import Api
+from shared.settings import ApiSettings
+from tests.api.conftest import Api, serve
 
 OPERATIONS = [operation for route in ROUTES if isinstance(route, Route) for operation in operations_of(route)]
 DOCUMENT = document_of(ROUTES)
@@ -109,6 +110,12 @@ def test_a_field_has_what_its_reader_takes_null_and_what_stands_below_it() -> No
 
 def test_a_prefix_stands_before_all_paths() -> None:
     assert document_of(ROUTES, "/llm")["servers"] == [{"url": "/llm"}]
+
+
+async def test_a_server_below_a_prefix_says_so(settings: ApiSettings) -> None:
+    async with serve(settings.model_copy(update={"api_prefix": "/llm"})) as api:
+        told = (await api.client.get("/openapi.json")).json()  # its address has the prefix
+    assert told["servers"] == [{"url": "/llm"}] and told["paths"] == DOCUMENT["paths"]
 
 
 async def test_the_document_is_served_and_made_once(api: Api) -> None:

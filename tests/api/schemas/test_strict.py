@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from api.schemas.strict import MAX_DEPTH, OwnFields, parse_object, read, to_json
+from api.schemas.strict import MAX_DEPTH, MAX_VALUES, OwnFields, parse_object, read, to_json
 from shared.errors import InvalidRequest
 
 
@@ -95,3 +95,15 @@ def test_the_first_bad_field_is_named(fields: dict[str, object], name: str) -> N
 
 def test_null_is_absent() -> None:
     assert read(Own, {"n": None}).n == 1
+
+
+@pytest.mark.parametrize("item", ["1", '"a"', "[]", '{"a":1}', '"a,b"', r'"\"\\"'])
+def test_more_values_than_can_be_taken_apart_in_time_are_refused(item: str) -> None:
+    raw = f'{{"a":[{",".join([item] * MAX_VALUES)}],"b":1}}'.encode()
+    with pytest.raises(InvalidRequest, match=f"more than {MAX_VALUES} values"):
+        parse_object(raw)
+
+
+def test_commas_in_a_text_are_no_values() -> None:
+    text = r",\",\\" * (MAX_VALUES // 2 + 1)
+    assert parse_object(f'{{"a":["{text}",2]}}'.encode())["a"][1] == 2

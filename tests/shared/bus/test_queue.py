@@ -770,6 +770,27 @@ class TestCancel:
             await bus.queue.cancel(job_id)
 
 
+class TestForget:
+    async def test_what_has_ended_goes_with_its_log_its_place_and_its_key(self, bus: Bus, behind: Behind) -> None:
+        job = a_job(bus, is_durable=True)
+        await bus.queue.enqueue(job, idempotency_key="key")
+        lease = (await claimed(bus)).lease
+        await bus.queue.append([Chunk(lease, 1, tokens("a"))])
+        assert not await bus.queue.forget(job.id, job.tenant)
+        assert await bus.queue.finish(lease, Finished(status="succeeded"), 2)
+        assert await bus.queue.forget(job.id, job.tenant)
+        assert await bus.queue.record(job.id) is None
+        assert not await behind.client.exists(behind.keys.job(job.id), behind.keys.log(job.id))
+        assert (await bus.queue.page(job.tenant)).records == []
+        assert (await bus.queue.enqueue(a_job(bus, is_durable=True), idempotency_key="key")).is_new
+
+    async def test_what_waits_or_runs_stays_and_what_is_gone_is_gone(self, bus: Bus) -> None:
+        job = await queued(bus)
+        assert not await bus.queue.forget(job.id, job.tenant)
+        assert [claim.job.id for claim in await bus.queue.claim("w1", "m", ANY)] == [job.id]
+        assert await bus.queue.forget("job_0_0", "default")
+
+
 class TestReap:
     async def test_overdue_jobs_end_unless_somebody_holds_them(self, wide: Bus, behind: Behind) -> None:
         waiting = await queued(wide, is_durable=True, deadline_s=0.0001)
