@@ -77,8 +77,7 @@ def capabilities(card: ModelCard) -> list[str]:
 
 
 def modified_at(card: ModelCard) -> str:
-    """When the model's file was changed last, by RFC 3339, which has four digits for a year; empty while nobody knows.
-    """
+    """When the file was changed last, by RFC 3339, which has four digits for a year; empty while nobody knows."""
     if not card.modified_at:
         return ""
     try:
