@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from starlette.routing import Route
 from api.app import ROUTES
 from api.openapi.description import ByMethod, Operation, described, operations_of
 from api.openapi.document import document_of
+from api.routes import docs
 from api.schemas.strict import ClientFields
 from shared.settings import ApiSettings
 from tests.api.conftest import Api, serve
@@ -124,8 +126,17 @@ async def test_a_server_below_a_prefix_says_so(settings: ApiSettings) -> None:
     assert told["servers"] == [{"url": "/llm"}] and told["paths"] == DOCUMENT["paths"]
 
 
-async def test_the_document_is_served_and_made_once(api: Api) -> None:
-    first = await api.client.get("/openapi.json")
+async def test_the_document_is_served_and_made_once(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[dict[str, Any]] = []
+
+    def making(*given: Any) -> dict[str, Any]:
+        made.append(document_of(*given))
+        return made[-1]
+
+    monkeypatch.setattr(docs, "document_of", making)
+    first, *others = await asyncio.gather(*(api.client.get("/openapi.json") for _ in range(4)))
     assert first.status_code == 200 and first.headers["content-type"].startswith("application/json")
     assert first.json() == DOCUMENT
-    assert (await api.client.get("/openapi.json")).content == first.content
+    others.append(await api.client.get("/openapi.json"))
+    assert all(other.content == first.content for other in others)
+    assert len(made) == 1
