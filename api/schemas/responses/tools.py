@@ -33,18 +33,18 @@ class FunctionTool(TypedDict):
     strict: NotRequired[bool | None]
 
 
-class NamedFunction(TypedDict):
+class ChosenFunction(TypedDict):
     type: Literal["function"]
     name: str
 
 
-class AllowedTools(TypedDict):
+class AllowedFunctions(TypedDict):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: list[NamedFunction]
+    tools: list[ChosenFunction]
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedFunction | AllowedTools
+ToolChoice = Literal["none", "auto", "required"] | ChosenFunction | AllowedFunctions
 
 
 class ToolFields(ClientFields):

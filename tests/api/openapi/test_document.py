@@ -87,6 +87,10 @@ def test_nothing_is_described_that_nobody_needs() -> None:
         assert [name for name in DOCUMENT["components"][kind] if f"#/components/{kind}/{name}" not in wanted] == []
 
 
+def test_no_name_tells_where_the_code_stands() -> None:
+    assert [name for name in DOCUMENT["components"]["schemas"] if not name.isalnum()] == []
+
+
 def test_no_two_operations_have_one_id() -> None:
     ids = [told["operationId"] for methods in DOCUMENT["paths"].values() for told in methods.values()]
     assert len(ids) == len(set(ids)) == len(OPERATIONS)
