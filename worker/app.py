@@ -22,7 +22,7 @@ from worker.engine import Engine, EngineConfig, LoadFailed, OnEvents
 from worker.handover import Handover
 from worker.held import HeldJobs
 from worker.intake import Registrar
-from worker.opening import Intent, StillLoading, load, names_of
+from worker.opening import Intent, StillLoading, learn, load, names_of
 from worker.presence import Announcer
 from worker.publisher import Publisher
 from worker.puller import Hands, Puller, Station
@@ -92,6 +92,7 @@ async def _work(
             template=template,
             slot_files=slot_files,
         )
+        await signals.before_first(learn(registrar.dialect))
         announcer.ready(engine, registrar.dialect, has_slot_files=slot_files is not None)
         keeper = LeaseKeeper(
             settings,

@@ -17,7 +17,7 @@ from typing import Protocol, Self
 import structlog
 
 from shared.settings import WorkerSettings
-from worker.chat import Template, TemplateChoice, template_of
+from worker.chat import Dialect, Template, TemplateChoice, template_of
 from worker.download import Order, found
 from worker.engine import Engine, EngineConfig, LoadFailed
 from worker.rules import SystemPrompt
@@ -103,7 +103,7 @@ async def load(engine: Engine, intent: Intent, tell: Tell) -> Template:
         template = intent.template.open(facts.bos_token, facts.eos_token) or template_of(facts)
     except ValueError as error:
         await asyncio.to_thread(engine.stop)
-        raise LoadFailed(f"the model cannot chat, name another template with --chat-template: {error}") from None
+        raise _cannot_chat(error) from None
     log.info(
         "ready",
         slots=intent.config.n_slots,
@@ -113,6 +113,23 @@ async def load(engine: Engine, intent: Intent, tell: Tell) -> Template:
     )
     log.debug("threads wait", policy=os.environ.get("OMP_WAIT_POLICY", "default"))
     return template
+
+
+async def learn(dialect: Dialect) -> None:
+    """Try out what the template writes: beside the event loop, which announces the worker meanwhile. LoadFailed.
+
+    Cancelled, it ends by itself and is not waited for.
+    """
+    learning = _in_a_thread_of_its_own(dialect.learn)
+    await asyncio.wait((learning,))
+    try:
+        learning.result()
+    except ValueError as error:
+        raise _cannot_chat(error) from None
+
+
+def _cannot_chat(error: ValueError) -> LoadFailed:
+    return LoadFailed(f"the model cannot chat, name another template with --chat-template: {error}")
 
 
 def _in_a_thread_of_its_own(call: Callable[[], None]) -> asyncio.Future[None]:

@@ -50,6 +50,10 @@ class Dialect:
         self.template = template
         self._ends = tuple(ends)
 
+    def learn(self) -> None:
+        """All of it now, before there are chats; some dozen renderings. ValueError when the template runs away."""
+        _ = self.calls, self.reasoning, self.capabilities, self._takes_system, self.tool_reply
+
     @cached_property
     def calls(self) -> Calls | None:
         """None for a template that must be told of tools in other words."""

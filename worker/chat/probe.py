@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from shared.errors import InvalidRequest
 from shared.jobs import Chat, ToolUse
-from worker.chat.template import Template
+from worker.chat.template import Template, runs_away
 
 Message = dict[str, Any]
 
@@ -61,7 +61,8 @@ class Probe:
         adds_prompt: bool = False,
         kwargs: dict[str, Any] | None = None,
     ) -> str:
-        """With `messages` behind the user's, and some before it; empty when the template refuses it."""
+        """With `messages` behind the user's, and some before it; empty when the template refuses it. ValueError when
+        that runs away."""
         chat = Chat(
             messages=(*before, self.user, *messages),
             add_generation_prompt=adds_prompt,
@@ -70,5 +71,7 @@ class Probe:
         )
         try:
             return self._template.render(chat)
-        except InvalidRequest:
+        except InvalidRequest as refusal:
+            if runs_away(refusal):
+                raise ValueError(str(refusal.__cause__)) from None
             return ""

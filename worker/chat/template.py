@@ -19,10 +19,11 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from shared.errors import InvalidRequest
 from shared.jobs import Chat
+from worker.chat.budget import Budget, TooMuch, budget, spending
+from worker.chat.sandbox import BoundedEnvironment
 from worker.engine import apply_builtin_template
 
 CHATML = (
@@ -133,6 +134,11 @@ class Template(ABC):
         """The text of messages whose contents are strings. InvalidRequest."""
 
 
+def runs_away(refusal: InvalidRequest) -> bool:
+    """Whether it is not these messages that a template refuses: it would do too much with any."""
+    return isinstance(refusal.__cause__, TooMuch)
+
+
 def goes_on_thinking(chat: Chat) -> bool:
     """Whether a chat ends in reasoning that is not at its end."""
     last = chat.messages[-1] if chat.continues_last else {}
@@ -148,10 +154,9 @@ class ChatTemplate(Template):
 
     def __init__(self, source: str, *, bos_token: str = "", eos_token: str = "") -> None:
         self.source = source or CHATML
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+        environment = BoundedEnvironment(
+            filters={"tojson": _to_json}, trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
         )
-        environment.filters["tojson"] = _to_json
         environment.globals.update(raise_exception=_raise, strftime_now=lambda form: datetime.now().strftime(form))
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         try:
@@ -171,18 +176,22 @@ class ChatTemplate(Template):
     ) -> str:
         named = {"tools": tools} if tools is not None else {}
         try:
-            return self._template.render(
-                **{
-                    "tools": None,
-                    "documents": None,
-                    "enable_thinking": True,  # llama.cpp's default: templates disagree on what silence means
-                    **self._tokens,
-                    **variables,
-                    **named,
-                    "messages": messages,
-                    "add_generation_prompt": adds_prompt,
-                }
-            )
+            with spending(Budget.for_chat(messages, tools, variables)):
+                text: str = self._template.render(
+                    **{
+                        "tools": None,
+                        "documents": None,
+                        "enable_thinking": True,  # llama.cpp's default: templates disagree on what silence means
+                        **self._tokens,
+                        **variables,
+                        **named,
+                        "messages": messages,
+                        "add_generation_prompt": adds_prompt,
+                    }
+                )
+                return text
+        except TooMuch as error:
+            raise InvalidRequest(f"the model's template cannot be used: {error}", param="messages") from error
         except RENDERING as error:
             raise InvalidRequest(
                 f"the model's chat template refuses these messages: {error}", param="messages"
@@ -259,8 +268,8 @@ def _to_json(
 
 def _listed(value: Any) -> list[Any]:
     """What a filter such as `map` has left to be read."""
-    if isinstance(value, GeneratorType):
-        return list(value)
+    if isinstance(value, GeneratorType | map):
+        return budget().made(list(budget().each(value)))
     raise TypeError(f"{type(value).__name__} is no JSON")
 
 

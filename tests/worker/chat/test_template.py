@@ -111,7 +111,7 @@ def test_a_template_can_be_given_as_text_and_as_a_file(tmp_path: Path) -> None:
             {"chat_template": "{{" + "(" * 3000 + ")" * 3000 + "}}"},
             "--chat-template: the chat template does not compile",
         ),
-        ({"chat_template": "{{" + "+1" * 9000 + "}}"}, "--chat-template: the chat template does not compile"),
+        ({"chat_template": "{{" + "-1" * 9000 + "}}"}, "--chat-template: the chat template does not compile"),
         ({"chat_template": "{% if 1 %}" * 99 + "{% endif %}" * 99}, "--chat-template: the chat template does not"),
         ({"chat_template": "lama3"}, "--chat-template: 'lama3' is neither Jinja nor one of "),
         ({"chat_template_file": "none.jinja"}, "--chat-template-file: cannot read none.jinja: no such file"),
