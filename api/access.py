@@ -70,11 +70,12 @@ class Access:
     def _admit(self, scope: Scope) -> None:
         """Leaves in the scope whose request it is. Raises Unauthenticated, and HTTP 404 for what lacks the prefix."""
         is_below = scope["path"].startswith(f"{self._prefix}/")
-        path = scope["path"].removeprefix(self._prefix) if is_below else None
-        tenant = ANYONE if path in OPEN else self._keys.tenant_of(Headers(scope=scope))
-        if path is None:
+        if is_below:
+            scope["path"] = scope["path"].removeprefix(self._prefix)  # first: errors too go by the path that is left
+        is_open = is_below and scope["path"] in OPEN
+        tenant = ANYONE if is_open else self._keys.tenant_of(Headers(scope=scope))
+        if not is_below:
             raise HTTPException(404)
-        scope["path"] = path
         scope.setdefault("state", {})["tenant"] = tenant
 
 
