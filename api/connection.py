@@ -127,20 +127,15 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._phase is Phase.IDLE:
             self._enter(Phase.HEAD)
-        while data and self._phase is not Phase.LEAVING and self._refusal is None:
-            self._n_unmarked += len(data)
-            try:
-                self._parser.feed_data(data)
-            except httptools.HttpParserUpgrade as upgrade:
-                data = data[upgrade.args[0] :]
-                self._decline_upgrade()
-                continue
-            except httptools.HttpParserError as error:
-                self._refuse(_fault_of(error, data))
-            else:
+        try:
+            while data and self._phase is not Phase.LEAVING and self._refusal is None:
+                self._n_unmarked += len(data)
+                data = self._parse(data)
                 if self._n_unmarked > MAX_HEAD:
                     self._refuse(_too_long_a_head())
-            break
+                    return
+        except httptools.HttpParserError as error:
+            self._refuse(_fault_of(error, data))
 
     def pause_writing(self) -> None:
         """The client takes less than is said: whoever says it waits, but not for ever."""
@@ -169,6 +164,15 @@ class Connection(asyncio.Protocol):
         # Else it would refuse what stands behind a request that says it is the last, before that is answered.
         parser.set_dangerous_leniencies(lenient_data_after_close=True)
         return parser
+
+    def _parse(self, data: bytes) -> bytes:
+        """Returns what this parser left for the next one."""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._decline_upgrade()
+            return data[upgrade.args[0] :]
+        return b""
 
     def _decline_upgrade(self) -> None:
         """Stays with HTTP/1.1, as a server may that is asked for another protocol, which Java's client does each time.
@@ -274,7 +278,8 @@ class Connection(asyncio.Protocol):
         assert exchange is self._exchanges[0], "answers go out in the order of the questions"
         self._exchanges.popleft()
         self._state.total_requests += 1
-        if not exchange.is_answered or (exchange.is_whole and not exchange.keeps_alive):
+        self.hold(False)  # what it left unread is nobody's, and must not keep the next one, or the client's end, unseen
+        if not exchange.is_answered or (not exchange.keeps_alive and not exchange.is_early):
             self._close()
         elif not exchange.keeps_alive:
             self._linger()
