@@ -329,6 +329,13 @@ async def test_an_old_client_gets_a_stream_without_chunks(there: Listening) -> N
         assert (told.content, told.headers.get("transfer-encoding")) == (b"firstlast", None)
 
 
+async def test_an_old_client_gets_no_go_ahead(there: Listening) -> None:
+    """It would take that for its answer."""
+    async with connected(there.url) as raw:
+        raw.send(b"POST /echo HTTP/1.0\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\nab")
+        assert (await raw.answer()).content == b"ab"
+
+
 async def test_head_gets_no_body(there: Listening) -> None:
     there.go.set()
     async with connected(there.url) as raw:
