@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, NamedTuple
 
 import structlog
@@ -251,16 +251,28 @@ class Fleet:
         """The workers of a model that are past loading it, sorted by id."""
         return [w for w in self.workers if w.model.name == model and w.status in ("ready", "draining")]
 
-    def _match(self, asked: str | None) -> str | None:
-        """A name that we know means that model, also while its workers are away: another would answer wrongly. Any
-        other name means the only one that is served."""
+    def served(self, asked: str) -> ModelCard | None:
+        """The card of a model that is served, by any of its names."""
         serving = self.serving()
-        for spelled in _spellings(asked):
-            if spelled in self.models:
-                return spelled
-            if meant := next((name for name, card in serving.items() if spelled in card.aliases), None):
-                return meant
-        return next(iter(serving)) if len(serving) == 1 else None
+        name = _named(serving, asked)
+        return None if name is None else serving[name]
+
+    def _match(self, asked: str | None) -> str | None:
+        """A name means who says so that is there, else the model that we know by it, also while its workers are away:
+        another would answer wrongly. Any other name means the only one that is served."""
+        serving = self.serving()
+        found = _named(serving, asked) or _named(self.models, asked)
+        return found or (next(iter(serving)) if len(serving) == 1 else None)
+
+
+def _named(cards: Mapping[str, ModelCard], asked: str | None) -> str | None:
+    """Which of these models is meant, by its name or another one of it."""
+    for spelled in _spellings(asked):
+        if spelled in cards:
+            return spelled
+        if meant := next((name for name, card in cards.items() if spelled in card.aliases), None):
+            return meant
+    return None
 
 
 def _spellings(name: str | None) -> tuple[str, ...]:

@@ -140,6 +140,8 @@ def _help(field: FieldInfo) -> str:
         return text
     if isinstance(default, SecretStr):
         default = default.get_secret_value()
+    if isinstance(default, tuple):
+        default = ",".join(default)
     return f"{text} (default: {'on' if default is True else default})"
 
 

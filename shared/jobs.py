@@ -283,6 +283,8 @@ class ToolUse(Wire):
     must_call: bool = False
     name: str = ""
     """The only one that may be called; empty for any of them."""
+    strict: tuple[str, ...] = ()
+    """Names of those whose arguments must satisfy all of their schemas; of others' as much as a grammar can keep."""
     is_parallel: bool = True
     """Whether one answer may call several times."""
 

@@ -10,7 +10,6 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TypeVar
 
 from shared.bus import Claimed
@@ -52,18 +51,17 @@ from worker.engine import (
 from worker.engine.launch import NO_TEXT
 from worker.engine.sampling import Breakers, Repeats
 from worker.grammar.reply import ReplyGrammar
+from worker.inputs import InputReader
 from worker.pairs import Pairs
 from worker.past import Past
 from worker.pictures import Pictures
-from worker.prompting import SEAM, Prompter
+from worker.prompting import Prompter
 from worker.properties import Describer
 from worker.rules import Rules, SystemPrompt
 from worker.slotfiles import SlotFiles
-from worker.vocabulary import Piece, Vocabulary, pieces_of
+from worker.vocabulary import Vocabulary, pieces_of
 
 N_SEEDS = 2**32
-MAX_VECTOR_BYTES = 32 * 2**20
-"""Of one job, which the bus keeps in one piece: 2048 vectors of the widest models, or some ten thousand tokens' own."""
 
 G = TypeVar("G", bound=Generation)
 
@@ -109,7 +107,8 @@ class Registrar:
         ends = [model.token_bytes(token, special=True).decode("utf-8", "replace") for token in sorted(model.eog)]
         self.dialect = Dialect(template or template_of(model.facts), ends)
         self._vocabulary = Vocabulary(model)
-        self._pairs = Pairs(model.facts, self._vocabulary, model.control_texts)
+        pairs = Pairs(model.facts, self._vocabulary, model.control_texts)
+        self._input_reader = InputReader(model.facts, self._vocabulary, pairs, rules.inputs)
         self._prompter = Prompter(model, self._vocabulary, self.dialect, rules)
         self._describer = Describer(model.facts, self.dialect, can_generate=rules.can_generate)
 
@@ -125,9 +124,9 @@ class Registrar:
         job = claimed.job
         match job.request:
             case Embedding():
-                return self._embedding(claimed, job.request)
+                return self._inputs(claimed, self._input_reader.to_embed(job.request), job.request.norm)
             case Rerank():
-                return self._reranking(claimed, job.request)
+                return self._inputs(claimed, self._input_reader.to_rank(job.request))
             case Completion() | Chat() | Infill():
                 return self._generation(claimed, job.request, pasts, is_wanted)
             case Tokenize():
@@ -267,70 +266,6 @@ class Registrar:
         n_ctx = self._rules.n_ctx
         pieces = self._vocabulary.tail(pieces_of(prompt), n_ctx)
         return self._vocabulary.tokens(pieces, "penalty_prompt", add_special=False)[-n_ctx:]
-
-    def _embedding(self, claimed: Claimed, request: Embedding) -> Intake:
-        pooling = self._rules.inputs.pooling
-        if pooling == "rank":
-            raise NotSupported("this worker gives no embeddings: it reranks")
-        if request.is_pooled and pooling == "none":
-            raise InvalidRequest(
-                "this worker has a vector for each token, and none for a whole input: its pooling is none",
-                param="input",
-            )
-        self._check_room(len(request.inputs))  # before megabytes of them are tokenized
-        read = self._cut_input if request.truncates else self._input
-        inputs = [read(value, position) for position, value in enumerate(request.inputs)]
-        if pooling == "none":
-            self._check_room(sum(map(len, inputs)))
-        return self._inputs(claimed, inputs, request.norm)
-
-    def _check_room(self, n_vectors: int) -> None:
-        n_most = MAX_VECTOR_BYTES // (4 * self._model.facts.n_embd)
-        if n_vectors > n_most:
-            raise InvalidRequest(
-                f"{n_vectors} vectors are more than the {n_most} of this model that one request can have", param="input"
-            )
-
-    def _input(self, value: Prompt, position: int) -> tuple[int, ...]:
-        pieces = pieces_of(value)
-        self._check_input(self._vocabulary.n_least(pieces) or 1, f"input {position}", "input")
-        tokens = self._vocabulary.tokens(pieces, "input", add_special=True)
-        self._check_input(len(tokens), f"input {position}", "input")
-        return tokens
-
-    def _cut_input(self, value: Prompt, position: int) -> tuple[int, ...]:
-        """Without the end of it that does not fit, but with what closes it: a [SEP] is no part of a text."""
-        n_most = self._rules.inputs.n_most
-        pieces = self._vocabulary.head(pieces_of(value), n_most + SEAM)
-        tokens = self._vocabulary.tokens(pieces, "input", add_special=True)
-        if len(tokens) > n_most:
-            n_closing = min(self._n_closing, n_most) if isinstance(value, str) else 0
-            tokens = tokens[: n_most - n_closing] + tokens[len(tokens) - n_closing :]
-        self._check_input(len(tokens), f"input {position}", "input")
-        return tokens
-
-    @cached_property
-    def _n_closing(self) -> int:
-        """Tokens that the model's vocabulary puts behind each text."""
-        return len(self._vocabulary.tokens([Piece("")], "input", add_special=True)) - self._model.facts.adds_bos
-
-    def _reranking(self, claimed: Claimed, request: Rerank) -> Intake:
-        if self._rules.inputs.pooling != "rank":
-            raise NotSupported(
-                "this worker does not rerank: that takes a model that was made for it (`--reranking` if its file does"
-                " not say so)"
-            )
-        pairs = []
-        for position, document in enumerate(request.documents):
-            about = f"document {position}, with the query,"
-            self._check_input(self._pairs.n_least(request.query, document) or 1, about, "documents")
-            pairs.append(self._pairs.tokens(request.query, document))
-            self._check_input(len(pairs[-1]), about, "documents")
-        return self._inputs(claimed, pairs)
-
-    def _check_input(self, n_tokens: int, about: str, field: str) -> None:
-        if fault := self._rules.inputs.fault(n_tokens):
-            raise InvalidRequest(f"{about} {fault}", param=field)
 
     def _inputs(self, claimed: Claimed, inputs: Sequence[tuple[int, ...]], norm: int = 2) -> Intake:
         scales, deadline = self._adapters.scales(None), _deadline(claimed)

@@ -49,7 +49,9 @@ class Pieces(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    summary: str
+    """Stands above its function as a decorator."""
+
+    summary: str = field(kw_only=False)
     """One line, for lists of all paths."""
     gives: Any = None
     """The type of a 200's JSON; None where it has none."""
@@ -70,18 +72,15 @@ class Description:
     tells_job: bool | None = None
     """Whether the answer has X-Job-Id. None: as its reach."""
 
-
-_DESCRIPTIONS: dict[Endpoint, Description] = {}
-
-
-def described(summary: str, **more: Any) -> Callable[[Described], Described]:
-    """Notes what the function below says of itself; `more` are the fields of a `Description`."""
-
-    def note(endpoint: Described) -> Described:
-        _DESCRIPTIONS[endpoint] = Description(summary=summary, **more)
+    def __call__(self, endpoint: Described) -> Described:
+        _DESCRIPTIONS[endpoint] = self
         return endpoint
 
-    return note
+
+described = Description
+"""What it is called where it decorates."""
+
+_DESCRIPTIONS: dict[Endpoint, Description] = {}
 
 
 class ByMethod:

@@ -27,7 +27,9 @@ Requests become jobs in a queue; workers that run llama.cpp answer them.
 Bodies are strict JSON, whatever their content type says: NaN, infinities, lone surrogates and numbers of the wrong type
 are refused with 400 and the field's name. null means absent. Paths that other servers have too ignore unknown fields,
 those of jobs refuse them. Any model's name is taken while one model is served; while several are, it must be one of
-them. Every answer has an X-Request-Id."""
+them. Every answer has an X-Request-Id.
+
+Where a server runs with --compat 2024, some answers are those of llama.cpp's server of May 2024, and not these."""
 
 _HEADERS: dict[str, tuple[str, JsonSchemaValue]] = {
     "X-Request-Id": ("Of this request: its own, or one that was made for it.", {"type": "string"}),
@@ -172,7 +174,9 @@ def _failing(operation: Operation, description: Description) -> set[int]:
         statuses |= {400, 413}
     if description.query is not None or description.headers:
         statuses.add(400)
-    return statuses - set(description.also)
+    own = family_of(operation.path).statuses
+    moved = {problem.status: own[error] for error, problem in TABLE.items() if error in own}
+    return {moved.get(status, status) for status in statuses} - set(description.also)
 
 
 def _failure(status: int, schema: JsonSchemaValue) -> dict[str, Any]:

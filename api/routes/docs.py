@@ -31,11 +31,12 @@ async def page(request: Request) -> Response:
 
 
 async def _texts(request: Request) -> Texts:
-    """Takes a moment the first time, in a thread; of two that come first, both make the same."""
+    """Takes a moment the first time, in a thread. Whoever comes meanwhile waits for the same: many of them would keep
+    the event loop from its turn, and CPython's `ast`, which is asked for comments, fails in threads side by side."""
     state = request.app.state
     if not hasattr(state, "texts"):
-        state.texts = await asyncio.to_thread(_made, request)
-    texts: Texts = state.texts
+        state.texts = asyncio.create_task(asyncio.to_thread(_made, request))
+    texts: Texts = await asyncio.shield(state.texts)
     return texts
 
 

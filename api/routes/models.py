@@ -29,7 +29,7 @@ async def show(request: Request) -> Response:
     fleet = context_of(request).fleet
     name = request.path_params["model"]
     cards = await _serving(fleet)
-    card = next((card for card in cards if name in (card.name, *card.aliases)), None)
+    card = fleet.served(name)
     if card is None:
         there = f"; there are {', '.join(card.name for card in cards)}" if cards else ""
         raise UnknownModel(f"Model {name!r} is not served{there}", param="model", model=name)

@@ -25,7 +25,7 @@ async def chat_completions(request: Request) -> ASGIApp:
 
 @described(
     "Continue a prompt, or several, in OpenAI's form",
-    reads=openai.TextFields,
+    reads=openai.TextCompletionFields,
     gives=answers.TextCompletion,
     streams=(Pieces.sse(answers.TextCompletion),),
     reach=Reach.JOB,

@@ -51,6 +51,7 @@ class NamedSchema(TypedDict):
 class SchemaFormat(TypedDict):
     type: Literal["json_schema"]
     json_schema: NamedSchema
+    """What the text must be an instance of."""
 
 
 class ConstraintFields(ClientFields):
@@ -60,7 +61,9 @@ class ConstraintFields(ClientFields):
     """GBNF."""
     json_schema: Annotated[Any, by_hand(dict[str, Any] | bool)] = None
     response_format: Annotated[Any, by_hand(PlainFormat | ObjectFormat | SchemaFormat)] = None
+    """OpenAI's way to say the same."""
     regex: Annotated[Any, by_hand(Text)] = None
+    """What the whole text must match."""
 
 
 def constraint_of(fields: Mapping[str, Any]) -> Constraint | None:

@@ -72,24 +72,41 @@ class GenerationFields(ConstraintFields, LaneFields, SamplingFields):
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     n_predict: Limit | None = None
+    """Tokens to generate at most; -1 to the end of the context, 0 reads the prompt only."""
     max_tokens: Limit | None = None
+    """Another name for `n_predict`."""
     max_completion_tokens: Limit | None = None
+    """Another name for `n_predict`; counts before `max_tokens`."""
     n_cmpl: Choices | None = None
+    """Choices for each prompt."""
     n: Choices | None = None
+    """Another name for `n_cmpl`."""
     stop: Annotated[list[str], BeforeValidator(_stops, Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)])] = []
     cache_prompt: bool = True
+    """Whether what the cache has of the beginning is reused."""
     n_keep: Limit = 0
+    """Tokens at the beginning that neither `truncate` nor `shift` takes away; -1 keeps the whole prompt."""
     n_discard: Natural = 0
+    """Tokens behind the kept ones that a shift drops; 0 is half of them."""
     truncate: Annotated[Truncation | None, BeforeValidator(_truncation, bool | Literal["blocks", "tail"])] = None
+    """Cuts a prompt that does not fit, behind `n_keep`: by halves of the rest, or with 'tail' by what is too much."""
     shift: bool | None = None
+    """Whether a full context loses its middle and goes on, or ends the text; else as the worker was started."""
     t_max_predict_ms: int = Field(-1, ge=-1, le=LONGEST_MS)
+    """Once a line was begun, no longer than this from the first token on; -1 and 0 are no limit."""
     n_indent: Natural = 0
+    """A line that is less indented than this ends the text."""
     n_probs: Whole = 0
+    """Likeliest alternatives that are told with each token."""
     post_sampling_probs: bool = False
+    """Whether these are told as they are after all samplers, and not as the model says them."""
     timings_per_token: bool = False
+    """Whether each piece of a stream has timings."""
     return_progress: bool = False
+    """Whether a stream tells how much of the prompt has been read."""
     lora: Adapters = []
     id_slot: Annotated[Whole, AfterValidator(lambda slot: max(-1, slot))] = -1
+    """The slot to run in; -1 is any."""
     verbose: bool = False
     """Tells llama.cpp's own answer beside OpenAI's."""
     n_cache_reuse: Natural = 0

@@ -10,8 +10,11 @@ from shared.jobs import Lane
 
 class LaneFields(ClientFields):
     model: str | None = None
+    """Any name while one model is served."""
     priority: Lane | None = Field(None, strict=False)
+    """Interactive goes before bulk."""
     service_tier: str | None = None
+    """OpenAI's word for the same: 'flex' is bulk."""
 
     @property
     def lane(self) -> Lane | None:

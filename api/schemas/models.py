@@ -77,8 +77,13 @@ def capabilities(card: ModelCard) -> list[str]:
 
 
 def modified_at(card: ModelCard) -> str:
-    """When the model's file was changed last, by RFC 3339; empty while nobody knows."""
-    return datetime.fromtimestamp(card.modified_at, UTC).isoformat() if card.modified_at else ""
+    """When the file was changed last, by RFC 3339, which has four digits for a year; empty while nobody knows."""
+    if not card.modified_at:
+        return ""
+    try:
+        return datetime.fromtimestamp(card.modified_at, UTC).isoformat()
+    except (ValueError, OverflowError, OSError):
+        return ""
 
 
 def parameter_size(n_params: int) -> str:

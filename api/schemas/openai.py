@@ -111,7 +111,7 @@ def _legacy_logprobs(value: Any) -> Any:
     return None if value is False else value
 
 
-class TextFields(PromptFields):
+class TextCompletionFields(PromptFields):
     suffix: str = ""
     """What comes behind the text: with it, the gap between prompt and suffix is filled."""
     logprobs: Annotated[Natural | None, BeforeValidator(_legacy_logprobs, Natural | Literal[False])] = None
@@ -127,7 +127,7 @@ class TextFields(PromptFields):
 
 def completions(fields: dict[str, Any]) -> Ask:
     """The job of a `/v1/completions` body. Raises InvalidRequest or NotSupported."""
-    typed = read(TextFields, fields)
+    typed = read(TextCompletionFields, fields)
     refuse_later(fields, LATER)
     pictures = PromptPictures(fields)
     request = _infill(typed, fields) if typed.suffix else completion_of(typed, fields, pictures)
@@ -144,7 +144,7 @@ def completions(fields: dict[str, Any]) -> Ask:
     )
 
 
-def _infill(typed: TextFields, fields: dict[str, Any]) -> Infill:
+def _infill(typed: TextCompletionFields, fields: dict[str, Any]) -> Infill:
     """Whether the model can, its worker knows."""
     if not isinstance(typed.prompt, str):
         raise bad_field("suffix", "needs 'prompt' to be one text")
@@ -163,7 +163,7 @@ def _wanted(typed: GenerationFields) -> Wanted:
     )
 
 
-def _check_best_of(typed: TextFields) -> None:
+def _check_best_of(typed: TextCompletionFields) -> None:
     if typed.best_of is None or typed.best_of == typed.n_choices:
         return
     if typed.best_of < typed.n_choices:

@@ -180,36 +180,50 @@ class SamplingFields(ClientFields):
 
     seed: Annotated[Annotated[int, Field(ge=0, le=0xFFFFFFFF)] | None, BeforeValidator(_seed, Seed)] = None
     samplers: Annotated[tuple[SamplerKind, ...], PlainValidator(_samplers, Samplers)] = DEFAULT_SAMPLERS
+    """The steps, in this order: names, or one character for each. Unknown ones are left out."""
     temperature: Annotated[Real, within(0.0, F32_MAX)] = 0.8
     dynatemp_range: Real = 0.0
+    """The temperature is between so much less and so much more, by how sure the model is; 0 is without."""
     dynatemp_exponent: Real = 1.0
     top_k: Annotated[Whole, within(0, INT32_MAX)] = 40
     top_p: Share = 0.95
     min_p: Share = 0.05
     typical_p: Share = 1.0
+    """1 is without."""
     top_n_sigma: Real = -1.0
+    """-1 is without."""
     tfs_z: Share = 1.0
+    """1 is without."""
     xtc_probability: Share = 0.0
+    """0 is without."""
     xtc_threshold: Share = 0.1
     min_keep: Natural = 0
     repeat_last_n: Limit = 64
+    """Tokens that the penalties look back on; -1 is the whole context."""
     repeat_penalty: float = Field(1.0, gt=0, le=F32_MAX)
+    """1 is without."""
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     penalize_nl: bool = True
     penalty_prompt: Annotated[Prompt | None, PlainValidator(_penalty_prompt, str | Pieces)] = None
+    """What the penalties look back on at first, in place of the prompt."""
     dry_multiplier: Real = 0.0
+    """0 is without."""
     dry_base: Annotated[Real, AfterValidator(lambda base: base if base >= 1 else 1.75)] = 1.75
     dry_allowed_length: Natural = 2
     dry_penalty_last_n: Limit = 64
     dry_sequence_breakers: Annotated[tuple[str, ...], PlainValidator(_breakers, Breakers)] = ("\n", ":", '"', "*")
     mirostat: Annotated[Whole, within(0, 2)] = 0
+    """1 or 2 in place of all other steps; 0 is without."""
     mirostat_tau: Real = 5.0
     mirostat_eta: Real = 0.1
     adaptive_target: Annotated[Real, within(-F32_MAX, 1.0)] = -1.0
+    """Below 0 is without."""
     adaptive_decay: float = Field(0.9, ge=0, le=0.99)
     ignore_eos: bool = False
+    """Whether the text goes on where the model would end it."""
     logit_bias: Annotated[tuple[Bias, ...], PlainValidator(_biases, Biases)] = ()
+    """By token id or by text, whose tokens are all meant; `false` bans a token."""
 
     def sampling(self) -> Sampling:
         return Sampling(**{name: getattr(self, name) for name in Sampling.model_fields})

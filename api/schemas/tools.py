@@ -29,6 +29,8 @@ class Function(TypedDict):
     description: NotRequired[str | None]
     parameters: NotRequired[dict[str, Any] | None]
     """A JSON schema of its arguments."""
+    strict: NotRequired[bool | None]
+    """Whether they must satisfy all of it, and not only what a grammar can keep."""
 
 
 class Tool(TypedDict):
@@ -100,7 +102,7 @@ def _tool(field: str, tool: Any) -> dict[str, Any]:
     kind = tool.get("type", "function") if isinstance(tool, dict) else None
     if isinstance(kind, str) and kind != "function":
         raise NotSupported(f"Field '{field}': this build knows tools of type 'function' only", param=field)
-    function = tool.get("function") if isinstance(tool, dict) else None
+    function = tool.get("function") if isinstance(tool, dict) and kind in ("function", None) else None
     if not isinstance(function, dict) or not isinstance(name := function.get("name"), str):
         raise bad_field(field, "must be an object with a function that has a name")
     if not is_name(name):
@@ -110,6 +112,10 @@ def _tool(field: str, tool: Any) -> dict[str, Any]:
         raise bad_field(f"{field}.function.description", "must be a string")
     if not isinstance(parameters, dict | None):
         raise bad_field(f"{field}.function.parameters", "must be an object")
+    if not isinstance(function.get("strict"), bool | None):
+        raise bad_field(f"{field}.function.strict", "must be a boolean")
+    if parameters:
+        schema_constraint(parameters, f"{field}.function.parameters")
     # As llama.cpp gives it to templates, most of which write down whatever they get.
     told = {"name": name, "description": description, "parameters": parameters or {}}
     return {"type": "function", "function": told}
@@ -118,11 +124,18 @@ def _tool(field: str, tool: Any) -> dict[str, Any]:
 def _use(tools: tuple[dict[str, Any], ...], typed: ToolFields, *, must_call: bool = False, name: str = "") -> ToolUse:
     if not tools:
         raise bad_field("tool_choice", "needs 'tools'")
-    if must_call:
-        for tool in tools:
-            function = tool["function"]
-            schema_constraint(function["parameters"], f"tools.{function['name']}.parameters")
-    return ToolUse(tools=tools, must_call=must_call, name=name, is_parallel=typed.parallel_tool_calls)
+    return ToolUse(
+        tools=tools,
+        must_call=must_call,
+        name=name,
+        strict=strict_names(tool["function"] for tool in typed.tools),
+        is_parallel=typed.parallel_tool_calls,
+    )
+
+
+def strict_names(functions: Iterable[dict[str, Any]]) -> tuple[str, ...]:
+    """Of those that a client wants kept to in all that their schemas say."""
+    return tuple(function["name"] for function in functions if function.get("strict"))
 
 
 def _named(tools: tuple[dict[str, Any], ...], names: Iterable[str]) -> tuple[dict[str, Any], ...]:

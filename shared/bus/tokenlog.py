@@ -34,6 +34,9 @@ RETRY_S = 0.25
 BUFFER = 64
 """Messages that a reader may be behind before it is sent to the log."""
 
+LARGE = 256 * 1024
+"""Bytes of a result from which on it is taken apart in a thread: up to there it is a matter of some milliseconds."""
+
 PAGE = 128
 """Entries that are read from the log at once: what a slow reader has in memory."""
 
@@ -198,7 +201,10 @@ class Reader:
             ],
         )
         entries, (status, accepted, result, end_event) = replies[-1]
-        self._is_stale = len(entries) == PAGE
+        is_whole = len(entries) < PAGE
+        # Before anything is noted: who is cancelled while it waits has read nothing.
+        finished = await _finished(result) if is_whole and result is not None else None
+        self._is_stale = not is_whole
         self._answered_at = asyncio.get_running_loop().time()
         if status is None:
             self._miss_job()
@@ -208,8 +214,8 @@ class Reader:
             self._accept(Accepted.from_json(accepted))
         if not self._take_entries(entries, is_rest=start != "-"):
             return
-        if result is not None and not self._is_stale:
-            self._ready.append(LogEvent(int(end_event), Finished.from_json(result)))
+        if finished is not None and not self._is_stale:
+            self._ready.append(LogEvent(int(end_event), finished))
         if self._ready:
             self._hear()
 
@@ -245,6 +251,11 @@ class Reader:
     def _hear(self) -> None:
         self._news_at = asyncio.get_running_loop().time()
         self._quiet_s = QUIET_S
+
+
+async def _finished(result: bytes) -> Finished:
+    """Taken apart in a thread where that takes more than some milliseconds."""
+    return Finished.from_json(result) if len(result) < LARGE else await asyncio.to_thread(Finished.from_json, result)
 
 
 def _numbered(entry: Reply) -> Iterator[tuple[int, Tokens]]:

@@ -201,9 +201,34 @@ def test_a_schema_that_cannot_be_kept_is_refused_with_its_place_and_soon(
     started = time.monotonic()
     with pytest.raises(InvalidRequest) as refused:
         admit(registrar(engine, template), "bad", tool_use={"tools": [WEATHER, bad]}, truncate="tail")
-    assert refused.value.param == "tools[1].function.parameters"
-    assert refused.value.message.startswith("Field 'tools[1].function.parameters': ")
+    assert refused.value.param == "tools.f.parameters"
+    assert refused.value.message.startswith("Field 'tools.f.parameters': ")
     assert time.monotonic() - started < PATIENCE_S
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "string"}},  # a record
+        {"type": "array", "uniqueItems": True},
+        {"not": {}},
+        {"if": {"type": "string"}, "then": {"minLength": 1}},
+        {"oneOf": [{"type": "string", "maxLength": 5}, {"type": "string"}]},
+        {"type": "string", "pattern": r"^(?!\.)(?!.*\.\.)[a-z.]+$"},  # zod's e-mail begins like this
+        {"type": "object", "properties": {"default": {"type": "string", "format": "one-of-ours"}}},
+    ],
+    ids=str,
+)
+def test_what_no_grammar_keeps_to_counts_only_for_strict_functions(engine: Recorded, schema: dict[str, Any]) -> None:
+    function = {"name": "f", "parameters": {"properties": {"a": schema}, "required": ["a"]}}
+    use = {"tools": [WEATHER, {"type": "function", "function": function}], "must_call": True}
+    for template in (TURNS, HERMES):
+        made = registrar(engine, template)
+        assert admit(made, "loose", tool_use=use, truncate="tail").tasks
+        if "properties" not in schema:
+            with pytest.raises(InvalidRequest) as refused:
+                admit(made, "strict", tool_use=use | {"strict": ["f"]}, truncate="tail")
+            assert refused.value.param == "tools.f.parameters"
 
 
 def test_a_grammar_cannot_be_used_with_tools_and_a_schema_can(engine: Recorded) -> None:

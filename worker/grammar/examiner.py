@@ -31,6 +31,8 @@ class Verdict(NamedTuple):
 
     lark: str = ""
     reason: str = ""
+    took_s: float = 0.0
+    """Of the processor."""
 
 
 READY = Verdict()

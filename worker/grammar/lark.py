@@ -6,6 +6,7 @@ Its documentation: https://github.com/guidance-ai/llguidance/blob/main/docs/synt
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -30,8 +31,10 @@ FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uri u
 """Those that llguidance keeps to."""
 _PLAIN_VALUES = frozenset({"const", "enum", "default", "examples"})
 """Keys whose values are no schemas."""
-
-_SCHEMA_OPTIONS = {"whitespace_pattern": WHITE_SPACE, "lenient": False, "coerce_one_of": False}
+_BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+"""Keys whose values have schemas under names of the client's own."""
+_LOOKS_AROUND = re.compile(r"(?<!\\)\(\?<?[=!]|\\[1-9]")
+"""What JavaScript's regular expressions have and no grammar keeps to: conditions on what is around, and repetitions."""
 
 
 def lark_of(constraint: Constraint) -> str:
@@ -55,8 +58,9 @@ def _one_line(regex: str) -> str:
     return regex.replace("\r", r"\r").replace("\n", r"\n")
 
 
-def schema_of(text: str) -> str:
-    """A JSON Schema as llguidance is to read it. Raises BadGrammar."""
+def schema_of(text: str, *, is_loose: bool = False) -> str:
+    """A JSON Schema as llguidance is to read it; a loose one without what no grammar keeps to, such as `uniqueItems`.
+    Raises BadGrammar."""
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError):
@@ -65,21 +69,38 @@ def schema_of(text: str) -> str:
         schema = {}
     if not isinstance(schema, dict):
         raise BadGrammar("nothing satisfies it" if schema is False else "it must be an object or a boolean")
-    return json.dumps({**_with_known_formats(schema), "x-guidance": _SCHEMA_OPTIONS})
+    options = {"whitespace_pattern": WHITE_SPACE, "lenient": is_loose, "coerce_one_of": is_loose}
+    return json.dumps({**_kept(schema, is_loose), "x-guidance": options})
 
 
-def _with_known_formats(schema: Any) -> Any:
+def _kept(schema: Any, is_loose: bool) -> Any:
     """To JSON Schema a format is a remark unless both sides know better, and clients have formats of their own."""
     match schema:
         case dict():
             return {
-                key: value if key in _PLAIN_VALUES else _with_known_formats(value)
+                key: _kept_under(key, value, is_loose)
                 for key, value in schema.items()
-                if not (key == "format" and isinstance(value, str) and value not in FORMATS)
+                if not _is_left_out(key, value, is_loose)
             }
         case list():
-            return [_with_known_formats(each) for each in schema]
+            return [_kept(each, is_loose) for each in schema]
     return schema
+
+
+def _kept_under(key: str, value: Any, is_loose: bool) -> Any:
+    if key in _PLAIN_VALUES:
+        return value
+    if key in _BY_NAME and isinstance(value, dict):
+        return {name: _kept(each, is_loose) for name, each in value.items()}
+    return _kept(value, is_loose)
+
+
+def _is_left_out(key: str, value: Any, is_loose: bool) -> bool:
+    if not isinstance(value, str):
+        return False
+    return (key == "format" and value not in FORMATS) or (
+        is_loose and key == "pattern" and _LOOKS_AROUND.search(value) is not None
+    )
 
 
 class _Writer:

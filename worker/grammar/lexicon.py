@@ -9,6 +9,9 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 _CONTROL = b"\xff"
 """llguidance's mark of a token that is not text: no text has this byte."""
+_LONGEST = 1024
+"""Bytes of a token with its mark: llguidance ends the process over a longer one, since its tree of tokens counts depth
+in ten bits."""
 
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,  # 20 ms
@@ -22,7 +25,7 @@ _LIMITS = LLParserLimits(
 
 class Lexicon:
     """`tokens` are the bytes of each id, `eog` the ids that end a generation: where there are none, one beyond the
-    model's stands for them, so that the end of a text can be told.
+    model's stands for them, so that the end of a text can be told. No constrained text has a token of a kilobyte.
 
     Building one takes some 0.15 s in which no other thread of Python runs.
     """
@@ -32,6 +35,7 @@ class Lexicon:
         self.control = control
         self.eog = eog
         marked = [_CONTROL + token if number in control else token for number, token in enumerate(tokens)]
+        marked = [token if len(token) <= _LONGEST else _CONTROL + b"long" for token in marked]
         ends = sorted(eog)
         if not ends:
             ends = [len(marked)]

@@ -32,7 +32,9 @@ class Function(NamedTuple):
     parameters: str
     """The JSON Schema of its arguments, which are an object."""
     field: str
-    """Where the client has that."""
+    """What the client calls that."""
+    is_strict: bool = False
+    """Its arguments must satisfy all of it, and not only what a grammar can keep."""
 
 
 NO_CALLS = CallForm(opening="", middle="", closing="")
@@ -65,17 +67,17 @@ class ReplyGrammar:
 
     @property
     def name(self) -> str:
-        """For errors that none of its parts alone is at fault for."""
-        return "tools" if self.functions or self.content is None else self.content.name
+        """For errors."""
+        if self.functions:
+            return self.functions[0].field if len(self.functions) == 1 else "tools"
+        return "tools" if self.content is None else self.content.name
 
     @property
-    def parts(self) -> list[Constraint]:
-        """What of it a client wrote."""
-        own = [self.content] if self.content is not None else []
-        return own + [
-            Constraint(syntax="json_schema", text=function.parameters, field=function.field)
-            for function in self.functions
-        ]
+    def parts(self) -> list[Constraint | ReplyGrammar]:
+        """What of it a client wrote, each alone."""
+        own: list[Constraint | ReplyGrammar] = [self.content] if self.content is not None else []
+        nameless = (function._replace(name="") for function in self.functions)
+        return own + [ReplyGrammar((function,), must_call=True, is_parallel=False) for function in nameless]
 
     @property
     def beginning(self) -> Beginning:
@@ -168,7 +170,7 @@ class _Writer:
             self._lines += [
                 f"first{number}: {self._spelled(opening + words)} call{number}\n",
                 f"more{number}: {self._spelled(form.separator + form.opening + words)} call{number}\n",
-                f"call{number}: %json {schema_of(function.parameters)} {self._spelled(form.closing)}\n",
+                f"call{number}: %json {_parameters(function)} {self._spelled(form.closing)}\n",
             ]
 
     def _alternatives(self, rule: str) -> str:
@@ -201,6 +203,10 @@ class _Writer:
 
     def _token(self, control: str) -> str:
         return f"<[{self._controls[control]}]>"
+
+
+def _parameters(function: Function) -> str:
+    return schema_of(function.parameters, is_loose=not function.is_strict)
 
 
 def _escaped(text: str) -> str:

@@ -39,7 +39,7 @@ class FormatFields(ClientFields):
     strict: bool | None = None
 
 
-class TextFields(ClientFields):
+class AnswerFields(ClientFields):
     format: FormatFields = FormatFields()
     verbosity: Literal["low", "medium", "high"] | None = None
 
@@ -57,7 +57,7 @@ class ResponseFields(GenerationFields, ToolFields):
     max_output_tokens: Limit | None = None
     max_tool_calls: int | None = Field(None, ge=1)
     metadata: Metadata = {}
-    text: TextFields = TextFields()
+    text: AnswerFields = AnswerFields()
     reasoning: ReasoningFields = ReasoningFields()
     truncation: Literal["auto", "disabled"] = "disabled"
     include: list[str] = []

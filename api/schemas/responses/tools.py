@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 from api.marks import NAME_PATTERN, is_name
 from api.schemas.constraints import schema_constraint
 from api.schemas.strict import ClientFields, bad_field, by_hand
-from api.schemas.tools import MAX_TOOLS
+from api.schemas.tools import MAX_TOOLS, strict_names
 from shared.errors import NotSupported
 from shared.jobs import ToolUse
 
@@ -33,18 +33,18 @@ class FunctionTool(TypedDict):
     strict: NotRequired[bool | None]
 
 
-class NamedFunction(TypedDict):
+class ChosenFunction(TypedDict):
     type: Literal["function"]
     name: str
 
 
-class AllowedTools(TypedDict):
+class AllowedFunctions(TypedDict):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: list[NamedFunction]
+    tools: list[ChosenFunction]
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedFunction | AllowedTools
+ToolChoice = Literal["none", "auto", "required"] | ChosenFunction | AllowedFunctions
 
 
 class ToolFields(ClientFields):
@@ -68,14 +68,11 @@ def tool_use_of(typed: ToolFields) -> ToolUse | None:
         raise bad_field("tool_choice", "needs 'tools'")
     if choice == "none" or not allowed:
         return None
-    if must_call:
-        for place, (name, tool) in enumerate(functions.items()):
-            if name in allowed:
-                schema_constraint(tool["function"]["parameters"], f"tools[{place}].parameters")
     return ToolUse(
         tools=tuple(functions[name] for name in allowed),
         must_call=must_call,
         name=choice["name"] if isinstance(choice, dict) and choice["type"] == "function" else "",
+        strict=strict_names(tool for tool in typed.tools if tool["name"] in allowed),
         is_parallel=typed.parallel_tool_calls,
     )
 
@@ -140,6 +137,10 @@ def _function(field: str, tool: Any) -> dict[str, Any]:
         raise bad_field(f"{field}.description", "must be a string")
     if not isinstance(parameters, dict):
         raise bad_field(f"{field}.parameters", "must be an object")
+    if not isinstance(tool.get("strict"), bool | None):
+        raise bad_field(f"{field}.strict", "must be a boolean")
+    if parameters:
+        schema_constraint(parameters, f"{field}.parameters")
     return {"name": name, "description": description, "parameters": parameters}
 
 

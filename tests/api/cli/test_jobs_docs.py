@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
+from api.schemas.dialect import ENDPOINTS
 from shared.bus import Bus
 from shared.settings import ApiSettings
 from tests.api.cli.conftest import ROOT
@@ -115,9 +116,13 @@ async def run(api: Api, line: str) -> None:
     before, _, command = line.rpartition(" | ")
     body = json.loads(shlex.split(before)[1]) if before else None
     slotstream, name, *arguments = shlex.split(command)
-    assert (slotstream, name) == ("slotstream", "jobs")
+    assert (slotstream, name) == (".venv/bin/slotstream", "jobs")
     done = await jobs(api, *arguments, body=body)
     assert done.code == 0 and DOCUMENTED_ID not in done.out + done.err, done
+
+
+def test_the_page_names_every_path_that_a_job_can_stand_for() -> None:
+    assert sorted(set(re.findall(r"`(/[^`]*)`", TEXT))) == sorted(ENDPOINTS)
 
 
 def test_the_page_shows_every_call() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,8 +16,10 @@ from starlette.routing import Route
 from api.app import ROUTES
 from api.openapi.description import ByMethod, Operation, described, operations_of
 from api.openapi.document import document_of
+from api.routes import docs
 from api.schemas.strict import ClientFields
-from tests.api.conftest import Api
+from shared.settings import ApiSettings
+from tests.api.conftest import Api, serve
 
 OPERATIONS = [operation for route in ROUTES if isinstance(route, Route) for operation in operations_of(route)]
 DOCUMENT = document_of(ROUTES)
@@ -84,6 +87,10 @@ def test_nothing_is_described_that_nobody_needs() -> None:
         assert [name for name in DOCUMENT["components"][kind] if f"#/components/{kind}/{name}" not in wanted] == []
 
 
+def test_no_name_tells_where_the_code_stands() -> None:
+    assert [name for name in DOCUMENT["components"]["schemas"] if not name.isalnum()] == []
+
+
 def test_no_two_operations_have_one_id() -> None:
     ids = [told["operationId"] for methods in DOCUMENT["paths"].values() for told in methods.values()]
     assert len(ids) == len(set(ids)) == len(OPERATIONS)
@@ -107,12 +114,33 @@ def test_a_field_has_what_its_reader_takes_null_and_what_stands_below_it() -> No
     assert schemas["AnyFields"]["required"] == ["needed"]
 
 
+def test_a_family_with_a_status_of_its_own_is_told_with_it() -> None:
+    of = {path: DOCUMENT["paths"][path]["post"]["responses"] for path in ("/api/chat", "/v1/chat/completions")}
+    assert "429" in of["/v1/chat/completions"]
+    assert "429" not in of["/api/chat"] and "503" in of["/api/chat"]
+
+
 def test_a_prefix_stands_before_all_paths() -> None:
     assert document_of(ROUTES, "/llm")["servers"] == [{"url": "/llm"}]
 
 
-async def test_the_document_is_served_and_made_once(api: Api) -> None:
-    first = await api.client.get("/openapi.json")
+async def test_a_server_below_a_prefix_says_so(settings: ApiSettings) -> None:
+    async with serve(settings.model_copy(update={"api_prefix": "/llm"})) as api:
+        told = (await api.client.get("/openapi.json")).json()  # its address has the prefix
+    assert told["servers"] == [{"url": "/llm"}] and told["paths"] == DOCUMENT["paths"]
+
+
+async def test_the_document_is_served_and_made_once(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[dict[str, Any]] = []
+
+    def making(*given: Any) -> dict[str, Any]:
+        made.append(document_of(*given))
+        return made[-1]
+
+    monkeypatch.setattr(docs, "document_of", making)
+    first, *others = await asyncio.gather(*(api.client.get("/openapi.json") for _ in range(4)))
     assert first.status_code == 200 and first.headers["content-type"].startswith("application/json")
     assert first.json() == DOCUMENT
-    assert (await api.client.get("/openapi.json")).content == first.content
+    others.append(await api.client.get("/openapi.json"))
+    assert all(other.content == first.content for other in others)
+    assert len(made) == 1

@@ -23,7 +23,8 @@ async def test_a_model_is_found_by_any_of_its_names(settings: ApiSettings, bus: 
     async with ScriptedWorker(bus, model="first") as worker:
         await worker.announce("ready", model=card("first").model_copy(update={"aliases": ("my/second",)}))
         async with serve(settings) as api:
-            assert (await api.client.get("/v1/models/my/second")).json()["id"] == "first"
+            for name in ("first", "first:latest", "my/second", "my/second:latest"):
+                assert (await api.client.get(f"/v1/models/{name}")).json()["id"] == "first"
 
 
 @pytest.mark.parametrize("name", ["other", "tiny/", "TINY", "tiny/x", "%00"])

@@ -285,3 +285,24 @@ async def test_a_model_whose_workers_are_away_is_not_answered_for_by_another(
         assert (job["model"], job["status"]) == ("away", "queued")
         await api.client.post(f"/v1/jobs/{job['id']}/cancel")
     assert worker.taken == []
+
+
+async def test_a_model_whose_workers_are_away_is_meant_by_all_of_its_names(
+    settings: ApiSettings, bus: Bus, worker: ScriptedWorker
+) -> None:
+    away = ScriptedWorker(bus, model="away", worker_id="w2")
+    await away.announce("ready", model=card("away").model_copy(update={"aliases": ("absent",)}))
+    await bus.presence.leave("w2")
+    async with serve(settings) as api:
+        assert (await api.client.post("/completion", json={"prompt": "say a", "model": "absent"})).status_code == 503
+    assert worker.taken == []
+
+
+async def test_a_worker_that_was_renamed_is_found_by_the_name_that_it_keeps(settings: ApiSettings, bus: Bus) -> None:
+    await ScriptedWorker(bus, model="old", worker_id="w1").announce("ready")
+    await bus.presence.leave("w1")
+    async with ScriptedWorker(bus, model="new", worker_id="w2") as renamed:
+        await renamed.announce("ready", model=card("new").model_copy(update={"aliases": ("old",)}))
+        async with serve(settings) as api:
+            response = await api.client.post("/completion", json={"prompt": "say a", "model": "old"})
+    assert (response.status_code, response.json()["model"]) == (200, "new")

@@ -64,6 +64,7 @@ def test_a_template_is_told_of_what_llamacpp_would_tell_it() -> None:
     use = tool_use(tools=[tool("f", description="Looks.", parameters=schema, strict=True)])
     assert use is not None
     assert use.tools == (tool("f", description="Looks.", parameters=schema),)
+    assert use.strict == ("f",), "for whoever sees to it that the model keeps to it"
 
 
 @pytest.mark.parametrize("none", [{}, {"tools": None}, {"tools": []}, {"tools": [], "tool_choice": "auto"}], ids=str)
@@ -78,13 +79,14 @@ def test_without_tools_nothing_may_be_called(none: Any) -> None:
         ({"tools": [tool("f")] * 129}, "tools"),
         ({"tools": ["f"]}, "tools[0]"),
         ({"tools": [{"type": "function"}]}, "tools[0]"),
-        ({"tools": [{"type": 5, "function": {}}]}, "tools[0]"),
+        ({"tools": [{"type": 5, "function": {"name": "f"}}]}, "tools[0]"),
         ({"tools": [tool("f"), tool("")]}, "tools[1].function.name"),
         ({"tools": [tool('f"')]}, "tools[0].function.name"),
         ({"tools": [tool("f" * 129)]}, "tools[0].function.name"),
         ({"tools": [tool("f", description=5)]}, "tools[0].function.description"),
         ({"tools": [tool("f", parameters="{}")]}, "tools[0].function.parameters"),
-        ({"tools": [tool("f", parameters={"type": "poem"})], "tool_choice": "required"}, "tools.f.parameters"),
+        ({"tools": [tool("f"), tool("g", parameters={"type": "poem"})]}, "tools[1].function.parameters"),
+        ({"tools": [tool("f", strict="yes")]}, "tools[0].function.strict"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
         ({"tools": [tool("f")], "tool_choice": "foo"}, "tool_choice"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -11,7 +12,7 @@ import pytest
 
 from shared.bus import Bus, Chunk, Lease, LogEvent, Reader, open_bus, tokenlog
 from shared.errors import UnknownJob
-from shared.events import Accepted, Event, Finished, Progress, Tokens
+from shared.events import Accepted, Event, Finished, Progress, Text, Tokens
 from shared.settings import BusSettings
 from tests.shared.bus.conftest import ANY, Behind, a_job, claimed, eventually, queued, tokens
 
@@ -215,6 +216,26 @@ async def test_a_cancelled_wait_loses_nothing(bus: Bus) -> None:
 
         await asyncio.gather(impatient(), writer())
         assert kept(got) == numbers(1, 100)
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+async def test_only_a_large_result_is_taken_apart_in_a_thread(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch, is_large: bool
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def taken_apart(text: bytes) -> Finished:
+        threads.append(threading.current_thread())
+        return Finished.model_validate_json(text)
+
+    monkeypatch.setattr(Finished, "from_json", taken_apart)
+    words = "word " * (tokenlog.LARGE // 5 if is_large else 1)
+    job = await queued(bus)
+    result = Finished(status="succeeded", parts=(Text(text=words),))
+    assert await bus.queue.finish((await claimed(bus)).lease, result, 1)
+    async with bus.log.follow(job.id) as reader:
+        assert await all_of(reader) == [(1, result)]
+    assert {thread is not threading.main_thread() for thread in threads} == {is_large}
 
 
 async def test_a_wait_ends_in_time(bus: Bus) -> None:

@@ -15,13 +15,14 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from shared.errors import InvalidRequest
-from shared.events import Failure, StopType
+from shared.events import CallForm, Failure, StopType
 from shared.jobs import Constraint, Sampling
 from tests.models import demo_model_path, tiny_model
 from tests.worker.engine.harness import PATIENCE_S, Recorded, config, task
-from worker.engine import GenerateTask, Grammar
+from worker.engine import GenerateTask, Grammar, constraint
 from worker.engine.constraint import Grammars, Mask, Masks, Matcher
 from worker.grammar.lexicon import Lexicon
+from worker.grammar.reply import Function, ReplyGrammar
 
 FORCED = Sampling(temperature=0.0)
 PROMPT = [20904]
@@ -228,6 +229,20 @@ def test_a_trial_that_somebody_ends_is_no_constraints_fault() -> None:
         trial.kill()
         trial.wait()
         grammars.compile(Constraint(syntax="regex", text="aa"))
+
+
+def test_functions_take_the_processors_time_and_not_that_of_a_machine_that_is_busy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lexicon = Lexicon([*(bytes([byte]) for byte in range(256)), b"</s>"], frozenset({256}), frozenset({256}))
+    functions = tuple(Function(f"f{number}", '{"type": "object"}', "tools") for number in range(2))
+    call = ReplyGrammar(functions, CallForm(opening="", middle=": ", closing=""))
+    monkeypatch.setattr(constraint, "TRYING_S", 0.1)  # the process that tries them needs more than that to start
+    with Grammars(lexicon) as grammars:
+        grammars.compile(call)
+        monkeypatch.setattr(constraint, "TRYING_S", 0.0)
+        with pytest.raises(InvalidRequest, match="name fewer of them"):
+            grammars.compile(call)  # known by now, and refused all the same
 
 
 @pytest.mark.parametrize("caps", [True, False])

@@ -25,9 +25,9 @@ WITHOUT = Lexicon(LEXICON.tokens[:257], control=frozenset({END}), eog=frozenset(
 WEATHER = Function(
     "weather",
     json.dumps({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}),
-    "tools[0].function.parameters",
+    "tools.weather.parameters",
 )
-WEATHER_2 = Function("weather_2", '{"type": "object"}', "tools[1].function.parameters")
+WEATHER_2 = Function("weather_2", '{"type": "object"}', "tools.weather_2.parameters")
 BOTH = (WEATHER, WEATHER_2)
 
 TAGS = CallForm(opening='<tool_call>\n{"name": "', middle='", "arguments": ', closing="}\n</tool_call>", separator="\n")

@@ -232,10 +232,10 @@ ALLOWED = {"type": "allowed_tools", "mode": "required", "tools": [OTHER]}
 @pytest.mark.parametrize(
     ("choice", "use"),
     [
-        (None, ToolUse(tools=(AS_CHAT, OTHER_AS_CHAT))),
-        ("auto", ToolUse(tools=(AS_CHAT, OTHER_AS_CHAT))),
+        (None, ToolUse(tools=(AS_CHAT, OTHER_AS_CHAT), strict=("add",))),
+        ("auto", ToolUse(tools=(AS_CHAT, OTHER_AS_CHAT), strict=("add",))),
         ("none", None),
-        ("required", ToolUse(tools=(AS_CHAT, OTHER_AS_CHAT), must_call=True)),
+        ("required", ToolUse(tools=(AS_CHAT, OTHER_AS_CHAT), strict=("add",), must_call=True)),
         ({"type": "function", "name": "sub"}, ToolUse(tools=(OTHER_AS_CHAT,), must_call=True, name="sub")),
         (ALLOWED, ToolUse(tools=(OTHER_AS_CHAT,), must_call=True)),
         (ALLOWED | {"mode": "auto", "tools": []}, None),
