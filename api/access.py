@@ -71,8 +71,9 @@ class Access:
 
     def _admit(self, scope: Scope) -> None:
         """Leaves in the scope whose request it is. Raises Unauthenticated, and HTTP 404 for what lacks the prefix."""
-        if is_below := scope["path"].startswith(f"{self._prefix}/"):
-            scope["path"] = scope["path"].removeprefix(self._prefix)
+        is_below = scope["path"].startswith(f"{self._prefix}/")
+        if is_below:
+            scope["path"] = scope["path"].removeprefix(self._prefix)  # first: errors too go by the path that is left
         is_open = is_below and scope["path"] in OPEN
         tenant = ANYONE if is_open else self._keys.tenant_of(Headers(scope=scope))
         if not is_below:

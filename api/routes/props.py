@@ -39,7 +39,8 @@ async def show(request: Request) -> Response:
     if not workers:
         raise NotReady(fleet.loading)  # the one that answered has left since
     n_slots = sum(worker.n_slots for worker in workers)
-    return json_response(properties_json(workers[0].model, told, n_slots, context.settings))
+    defaults = context.dialect.defaults
+    return json_response(properties_json(workers[0].model, told, n_slots, context.settings, defaults))
 
 
 @described("Refused: settings of workers are flags", fails=(501,))

@@ -15,7 +15,7 @@ from api.schemas.ask import Ask
 from api.schemas.ollama import requests as ollama
 from api.schemas.ollama.fields import EmbedBody, EmbeddingsBody
 from api.schemas.strict import read
-from shared.jobs import Compat
+from shared.jobs import Compat, Generation
 
 Reader = Callable[[dict[str, Any]], Ask]
 """Makes the job of a body. Raises InvalidRequest or NotSupported."""
@@ -30,6 +30,13 @@ class Dialect:
     """What today's answer says of one slot, as these clients read it."""
     health: Callable[[dict[str, Any]], dict[str, Any]] = dict
     """The same of a server that is well."""
+
+    @property
+    def defaults(self) -> Generation:
+        """A completion that says nothing but its prompt."""
+        request = self.readers["/completion"]({"prompt": ""}).request
+        assert isinstance(request, Generation)
+        return request
 
 
 TODAY = Dialect(

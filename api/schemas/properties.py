@@ -12,15 +12,18 @@ from api.schemas.pictures import MEDIA_MARKER
 from api.schemas.settings import default_settings_json
 from shared.bus import ModelCard
 from shared.events import Properties
+from shared.jobs import Generation
 from shared.settings import ApiSettings
 
 
-def properties_json(card: ModelCard, told: Properties, n_slots: int, settings: ApiSettings) -> dict[str, Any]:
-    """`n_slots` are those of all workers of the model."""
-    defaults = default_settings_json(card.name)
+def properties_json(
+    card: ModelCard, told: Properties, n_slots: int, settings: ApiSettings, defaults: Generation
+) -> dict[str, Any]:
+    """`n_slots` are those of all workers of the model; `defaults` is a request that says nothing but its prompt."""
+    shown = default_settings_json(defaults, model=card.name)
     properties = {
         # Today's server has them under `params`, that of 2024 had them beside the size of the context.
-        "default_generation_settings": {**defaults, "params": defaults, "n_ctx": card.n_ctx},
+        "default_generation_settings": {**shown, "params": shown, "n_ctx": card.n_ctx},
         "total_slots": n_slots,
         "model_alias": card.name,
         "model_ftype": card.ftype,

@@ -37,9 +37,9 @@ def settings_json(
     }
 
 
-def default_settings_json(model: str) -> dict[str, Any]:
-    """Of a request that says nothing but its prompt."""
-    return _settings_json(Generation(), model=model, seed=RANDOM_SEED)
+def default_settings_json(defaults: Generation, *, model: str) -> dict[str, Any]:
+    """`defaults` is a request that says nothing but its prompt."""
+    return _settings_json(defaults, model=model, seed=RANDOM_SEED)
 
 
 def shown_settings_json(request: Generation, *, model: str) -> dict[str, Any]:

@@ -209,6 +209,8 @@ async def test_below_a_prefix_is_all_and_beside_it_nothing(settings: ApiSettings
             for header, expected in (("", status), (f"X-Api-Key: {KEY}\r\n", with_key)):
                 raw.send(f"GET {path} HTTP/1.1\r\n{header}\r\n".encode())
                 assert (await raw.answer()).status == expected, (path, header)
+        of_openai, of_ollama = [(await api.client.get(path)).json()["error"] for path in ("/v1/models", "/api/tags")]
+        assert of_openai["param"] is None and of_ollama == "Invalid API Key", "each family is refused in its own form"
         api.client.headers["X-Api-Key"] = KEY
         body = {"prompt": "say a"}
         assert (await api.client.post("/completion", json=body)).json()["content"] == "a"

@@ -194,7 +194,7 @@ def test_no_text_of_a_clients_becomes_a_control_token(marked: Recorded) -> None:
     ],
 )
 @pytest.mark.parametrize("template", [TURNS, HERMES], ids=["generic", "native"])
-def test_a_schema_that_cannot_be_kept_is_refused_with_its_place_and_soon(
+def test_a_schema_that_cannot_be_kept_is_refused_with_its_functions_name_and_soon(
     engine: Recorded, template: str, schema: dict[str, Any]
 ) -> None:
     bad = {"type": "function", "function": {"name": "f", "parameters": schema}}

@@ -10,6 +10,7 @@ import pytest
 from api import profiles
 from shared.bus import Bus
 from shared.events import Properties
+from shared.jobs import Compat
 from shared.settings import ApiSettings
 from tests.api.conftest import Api, serve
 from tests.api.scripted_worker import ScriptedWorker
@@ -42,11 +43,15 @@ async def test_all_names_of_both_generations_are_told(settings: ApiSettings, bus
         assert (told["endpoint_slots"], told["endpoint_props"], told["endpoint_metrics"]) == (True, False, True)
 
 
-async def test_the_defaults_are_those_that_an_answer_is_made_with(api: Api) -> None:
-    defaults = (await props(api))["default_generation_settings"]
+@pytest.mark.parametrize("compat", Compat)
+async def test_the_defaults_are_those_that_an_answer_is_made_with(
+    settings: ApiSettings, worker: ScriptedWorker, compat: Compat
+) -> None:
+    async with serve(settings.model_copy(update={"compat": compat})) as api:
+        defaults = (await props(api))["default_generation_settings"]
+        answered = (await api.client.post("/completion", json={"prompt": "say a"})).json()["generation_settings"]
     flat = {name: value for name, value in defaults.items() if name not in ("params", "n_ctx")}
     assert (defaults["n_ctx"], defaults["params"]) == (64, flat)
-    answered = (await api.client.post("/completion", json={"prompt": "say a"})).json()["generation_settings"]
     assert flat | {"n_ctx": answered["n_ctx"]} == answered | {"seed": 0xFFFFFFFF}
 
 
