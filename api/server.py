@@ -35,6 +35,7 @@ def config_of(app: ASGIApp, settings: ApiSettings, tls: ssl.SSLContext | None, *
         timeout_s=settings.timeout,
         max_connections=settings.max_connections,
         cors=Cors(settings.cors_origins),
+        prefix=settings.api_prefix,
     )
     config = uvicorn.Config(
         app,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from pydantic import SecretStr
 from starlette.datastructures import Headers, MutableHeaders
 
 from api.app import ROUTES
+from api.connection import MAX_HEAD
 from api.cors import Cors
 from api.keys import Keys, keys_of
 from shared.errors import Unauthenticated
@@ -216,6 +217,10 @@ async def test_below_a_prefix_is_all_and_beside_it_nothing(settings: ApiSettings
         job = (await api.client.post("/v1/jobs", json={"endpoint": "/completion", "body": body})).json()
         assert (await api.client.get(f"/v1/jobs/{job['id']}")).json()["endpoint"] == "/completion"
         assert "param" in (await api.client.get("/v1/no")).json()["error"]
+        # So are they who are refused before any route is looked at: by their key, or by their HTTP.
+        for wrong in (f"X-Api-Key: {OTHER}", "X: " + "x" * MAX_HEAD):
+            raw.send(f"GET /llm/v2/v1/models HTTP/1.1\r\n{wrong}\r\n\r\n".encode())
+            assert "param" in (await raw.answer()).error
 
 
 @pytest.mark.parametrize(
@@ -275,6 +280,24 @@ async def test_c15_f_fast_connects_and_disconnects_leave_nothing(
                 await asyncio.sleep(0.01)
         assert len(server.client_list()) <= before
     assert worker.cancelled and all(cancelled.is_set() for cancelled in worker.cancelled.values())
+
+
+async def test_a_stream_keeps_nothing_of_the_routes_that_led_to_it(api: Api, worker: ScriptedWorker) -> None:
+    body = {"prompt": "hold a|b", "stream": True}
+    async with api.client.stream("POST", "/completion", json=body) as response:
+        await anext(response.aiter_lines())
+        waiting = [" ".join(files_of(task)) for task in asyncio.all_tasks()]
+        streaming = [files for files in waiting if "api/access.py" in files and "api/relay.py" in files]
+        assert len(streaming) == 1 and "routing.py" not in streaming[0]
+        worker.go.set()
+
+
+def files_of(task: asyncio.Task[Any]) -> Iterator[str]:
+    """Where the code stands that a task waits in."""
+    waits: Any = task.get_coro()
+    while waits is not None and hasattr(waits, "cr_code"):
+        yield waits.cr_code.co_filename
+        waits = waits.cr_await
 
 
 async def test_an_unknown_path_is_llamacpps_error(api: Api) -> None:
