@@ -14,9 +14,9 @@ from pydantic import SecretStr
 from starlette.datastructures import Headers, MutableHeaders
 
 from api.app import ROUTES
-from api.connection import MAX_HEAD
 from api.cors import Cors
 from api.keys import Keys, keys_of
+from api.port.connection import MAX_HEAD
 from shared.errors import Unauthenticated
 from shared.settings import ApiSettings, ConfigError
 from tests.api.conftest import Api, serve

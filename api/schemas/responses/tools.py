@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from api.marks import NAME_PATTERN, is_name
+from api.reply import NAME_PATTERN, is_name
 from api.schemas.constraints import schema_constraint
 from api.schemas.strict import ClientFields, bad_field, by_hand
 from api.schemas.tools import MAX_TOOLS, strict_names

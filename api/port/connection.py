@@ -23,7 +23,7 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from api.cors import Cors
-from api.exchange import Exchange, header_line, status_line
+from api.port.exchange import Exchange, header_line, status_line
 from api.problems import new_request_id, response_to
 from shared.errors import NotReady, NotSupported
 

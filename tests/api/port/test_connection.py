@@ -21,8 +21,8 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from api import connection, exchange
-from api.connection import MAX_AHEAD, MAX_FIELDS, MAX_HEAD, MAX_URL, Connection
 from api.cors import Cors
+from api.port.connection import MAX_AHEAD, MAX_FIELDS, MAX_HEAD, MAX_URL, Connection
 from tests.api.raw import Answer, connected
 
 HURRIED_S = 0.2

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
-from api.connection import Connection
 from api.cors import Cors
+from api.port.connection import Connection
 from shared.settings import ApiSettings
 
 SHUTDOWN_S = 25
