@@ -20,8 +20,8 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from api import connection, exchange
 from api.cors import Cors
+from api.port import connection, exchange
 from api.port.connection import MAX_AHEAD, MAX_FIELDS, MAX_HEAD, MAX_URL, Connection
 from tests.api.raw import Answer, connected
 
