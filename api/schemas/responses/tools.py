@@ -50,7 +50,7 @@ ToolChoice = Literal["none", "auto", "required"] | ChosenFunction | AllowedFunct
 class ToolFields(ClientFields):
     tools: Annotated[Any, by_hand(Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)])] = []
     tool_choice: Annotated[Any, by_hand(ToolChoice)] = "auto"
-    parallel_tool_calls: bool = True
+    parallel_tool_calls: bool | None = None
 
 
 def tool_use_of(typed: ToolFields) -> ToolUse | None:
