@@ -17,17 +17,17 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.context import STOPPING
+from api.context import LEFT, STOPPING
 from api.cors import PREFLIGHT, Cors
 from api.keys import ANYONE, Keys
 from api.problems import new_request_id, response_to
 from api.schemas.strict import bad_field
-from shared.errors import NotReady, Unauthenticated
+from shared.errors import NotReady, SlotstreamError
 
 log = structlog.get_logger(__name__)
 
 OPEN = frozenset({"/health", "/v1/health", "/ready", "/live"})
-"""Paths that need no key, compared as they came: no other spelling of them is open."""
+"""Paths that need no key, compared as the routes compare them: what is not exactly one of them is closed."""
 
 MAX_IDEMPOTENCY_KEY = 255
 
@@ -54,6 +54,8 @@ class Access:
         try:
             self._admit(scope)
             await self._app(scope, receive, answer.send)
+            if (left := scope["state"].pop(LEFT, None)) is not None:
+                await left(scope, receive, answer.send)
         except ClientDisconnect:
             return
         except asyncio.CancelledError:
@@ -61,7 +63,7 @@ class Access:
             if not answer.has_started:
                 await response_to(NotReady(STOPPING), scope)(scope, receive, answer.send)
         except Exception as error:
-            if not isinstance(error, Unauthenticated | HTTPException):
+            if not isinstance(error, SlotstreamError | HTTPException):
                 log.exception("a request failed", request_id=answer.request_id, path=scope["path"])
             if answer.has_started:
                 raise  # the server cuts the connection, so that nobody takes the answer for whole
@@ -70,11 +72,12 @@ class Access:
     def _admit(self, scope: Scope) -> None:
         """Leaves in the scope whose request it is. Raises Unauthenticated, and HTTP 404 for what lacks the prefix."""
         is_below = scope["path"].startswith(f"{self._prefix}/")
-        path = scope["path"].removeprefix(self._prefix) if is_below else None
-        tenant = ANYONE if path in OPEN else self._keys.tenant_of(Headers(scope=scope))
-        if path is None:
+        if is_below:
+            scope["path"] = scope["path"].removeprefix(self._prefix)  # first: errors too go by the path that is left
+        is_open = is_below and scope["path"] in OPEN
+        tenant = ANYONE if is_open else self._keys.tenant_of(Headers(scope=scope))
+        if not is_below:
             raise HTTPException(404)
-        scope["path"] = path
         scope.setdefault("state", {})["tenant"] = tenant
 
 

@@ -24,14 +24,14 @@ from api.context import Context
 from api.cors import Cors
 from api.fleet import Fleet
 from api.keys import Keys, keys_of
-from api.listener import open_listener
 from api.openapi.description import ByMethod
 from api.outgoing import Outgoing
+from api.port.listener import open_listener
+from api.port.server import SHUTDOWN_S, Server, config_of, make_room_for
+from api.port.tls import server_context
 from api.problems import on_error
 from api.profiles import Profiles
 from api.routes import adapters, docs, jobs, llamacpp, metrics, models, ollama, openai, props, responses, slots, status
-from api.server import SHUTDOWN_S, Server, config_of, make_room_for
-from api.tls import server_context
 from shared import telemetry
 from shared.bus import ADVICE, open_bus
 from shared.errors import BusUnavailable, SlotstreamError
@@ -44,18 +44,23 @@ PROBE = ["GET", "HEAD"]
 RESPONSE = ByMethod(GET=responses.show, DELETE=responses.delete).answer
 
 ROUTES: list[BaseRoute] = [
-    Route("/health", status.health, methods=PROBE),
-    Route("/v1/health", status.health, methods=PROBE),
-    Route("/ready", status.ready, methods=PROBE),
-    Route("/live", status.live, methods=PROBE),
+    Route("/v1/chat/completions", openai.chat_completions, methods=["POST"]),
+    Route("/chat/completions", openai.chat_completions, methods=["POST"]),
+    Route("/v1/completions", openai.completions, methods=["POST"]),
+    Route("/v1/embeddings", openai.embeddings, methods=["POST"]),
+    Route("/v1/responses", responses.create, methods=["POST"]),
+    Route("/responses", responses.create, methods=["POST"]),
+    Route("/v1/responses/{response_id}", RESPONSE, methods=["GET", "DELETE"]),
+    Route("/responses/{response_id}", RESPONSE, methods=["GET", "DELETE"]),
+    Route("/v1/responses/{response_id}/cancel", responses.cancel, methods=["POST"]),
+    Route("/responses/{response_id}/cancel", responses.cancel, methods=["POST"]),
     Route("/v1/models", models.index, methods=["GET"]),
     Route("/models", models.index, methods=["GET"]),
     Route("/v1/models/{model:path}", models.show, methods=["GET"]),
-    Route("/metrics", metrics.show, methods=["GET"]),
-    Route("/props", ByMethod(GET=props.show, POST=props.change).answer, methods=["GET", "POST"]),
-    Route("/slots", status.slots, methods=["GET"]),
-    Route("/slots/{id_slot}", slots.act, methods=["POST"]),
-    Route("/lora-adapters", ByMethod(GET=adapters.index, POST=adapters.change).answer, methods=["GET", "POST"]),
+    Route("/v1/jobs", ByMethod(GET=jobs.index, POST=jobs.create).answer, methods=["GET", "POST"]),
+    Route("/v1/jobs/{job_id}", jobs.show, methods=["GET"]),
+    Route("/v1/jobs/{job_id}/cancel", jobs.cancel, methods=["POST"]),
+    Route("/v1/jobs/{job_id}/events", jobs.events, methods=["GET"]),
     Route("/completion", llamacpp.completion, methods=["POST"]),
     Route("/completions", llamacpp.completion, methods=["POST"]),
     Route("/infill", llamacpp.infill, methods=["POST"]),
@@ -68,16 +73,11 @@ ROUTES: list[BaseRoute] = [
     Route("/tokenize", llamacpp.tokenize, methods=["POST"]),
     Route("/detokenize", llamacpp.detokenize, methods=["POST"]),
     Route("/apply-template", llamacpp.apply_template, methods=["POST"]),
-    Route("/v1/completions", openai.completions, methods=["POST"]),
-    Route("/v1/chat/completions", openai.chat_completions, methods=["POST"]),
-    Route("/chat/completions", openai.chat_completions, methods=["POST"]),
-    Route("/v1/responses", responses.create, methods=["POST"]),
-    Route("/responses", responses.create, methods=["POST"]),
-    Route("/v1/responses/{response_id}", RESPONSE, methods=["GET", "DELETE"]),
-    Route("/responses/{response_id}", RESPONSE, methods=["GET", "DELETE"]),
-    Route("/v1/responses/{response_id}/cancel", responses.cancel, methods=["POST"]),
-    Route("/responses/{response_id}/cancel", responses.cancel, methods=["POST"]),
-    Route("/v1/embeddings", openai.embeddings, methods=["POST"]),
+    Route("/metrics", metrics.show, methods=["GET"]),
+    Route("/props", ByMethod(GET=props.show, POST=props.change).answer, methods=["GET", "POST"]),
+    Route("/slots", status.slots, methods=["GET"]),
+    Route("/slots/{id_slot}", slots.act, methods=["POST"]),
+    Route("/lora-adapters", ByMethod(GET=adapters.index, POST=adapters.change).answer, methods=["GET", "POST"]),
     Route("/", ollama.root, methods=PROBE),
     Route("/api/version", ollama.version, methods=PROBE),
     Route("/api/tags", ollama.tags, methods=PROBE),
@@ -93,10 +93,10 @@ ROUTES: list[BaseRoute] = [
     Route("/api/copy", ollama.manage, methods=["POST"]),
     Route("/api/delete", ollama.manage, methods=["DELETE"]),
     Route("/api/blobs/{digest}", ollama.manage, methods=["HEAD", "POST"]),
-    Route("/v1/jobs", ByMethod(GET=jobs.index, POST=jobs.create).answer, methods=["GET", "POST"]),
-    Route("/v1/jobs/{job_id}", jobs.show, methods=["GET"]),
-    Route("/v1/jobs/{job_id}/cancel", jobs.cancel, methods=["POST"]),
-    Route("/v1/jobs/{job_id}/events", jobs.events, methods=["GET"]),
+    Route("/health", status.health, methods=PROBE),
+    Route("/v1/health", status.health, methods=PROBE),
+    Route("/ready", status.ready, methods=PROBE),
+    Route("/live", status.live, methods=PROBE),
     Route("/openapi.json", docs.document, methods=["GET"]),
     Route("/docs", docs.page, methods=["GET"]),
 ]

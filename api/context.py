@@ -21,6 +21,10 @@ from shared.settings import ApiSettings
 
 STOPPING = "The server is shutting down"
 
+LEFT = "left"
+"""Where in a request's state a route leaves an answer that takes long. It is given when the route is done: what routing
+has of a request, about 10 kB, would be kept for all of a stream's hours."""
+
 
 @dataclass(frozen=True, slots=True)
 class Context:

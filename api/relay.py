@@ -15,7 +15,7 @@ from typing import Protocol, Self
 import structlog
 from starlette.types import Receive, Scope, Send
 
-from api.context import STOPPING, Context, written_response
+from api.context import LEFT, STOPPING, Context, written_response
 from api.made import made
 from api.rendering import rendered
 from api.schemas.ask import Heard, Origin, Shape
@@ -59,6 +59,9 @@ class JobResponse:
         self._keep_alive_s = context.settings.keep_alive_s if keep_alive_s is None else keep_alive_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"][LEFT] = self._answer
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {"X-Job-Id": self._jobs[0].id} if len(self._jobs) == 1 else {}
         async with made(self._context, self._jobs, self._workers) as source, Departure(receive):
             shape = self._shape(await self._origin())
@@ -89,8 +92,7 @@ class Stream:
     async def run(self, source: Source, send: Send, early: Sequence[Heard] = (), *, opening: bytes = b"") -> None:
         """Sends the headers, an `opening`, what was heard `early`, what comes, and the end. Errors are its last
         event."""
-        raw = [(name.lower().encode(), value.encode()) for name, value in self._headers.items()]
-        await send({"type": "http.response.start", "status": 200, "headers": raw})
+        await self._begin(send)
         try:
             await _write(send, opening)
             await self._relay(source, send, early)
@@ -104,6 +106,10 @@ class Stream:
             log.exception("a stream failed")
             await _write(send, self._shape.failed(error))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _begin(self, send: Send) -> None:
+        raw = [(name.lower().encode(), value.encode()) for name, value in self._headers.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": raw})
 
     async def _relay(self, source: Source, send: Send, early: Sequence[Heard]) -> None:
         await _write(send, b"".join(self._shape.say(heard) for heard in early))

@@ -285,8 +285,8 @@ class ToolUse(Wire):
     """The only one that may be called; empty for any of them."""
     strict: tuple[str, ...] = ()
     """Names of those whose arguments must satisfy all of their schemas; of others' as much as a grammar can keep."""
-    is_parallel: bool = True
-    """Whether one answer may call several times."""
+    is_parallel: bool | None = None
+    """Whether one answer may call several times; None: if the model was taught to. Others rarely know when to stop."""
 
 
 class Chat(Generation):

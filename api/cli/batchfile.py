@@ -306,12 +306,21 @@ def _shortened(text: Any) -> str:
     return shown if len(shown) <= LONGEST_REASON else f"{shown[: LONGEST_REASON - 3]}..."
 
 
+_COUNTS = (
+    ("prompt_tokens", "completion_tokens"),  # OpenAI's `usage`
+    ("input_tokens", "output_tokens"),  # that of its responses
+    ("prompt_eval_count", "eval_count"),  # ollama's
+    ("tokens_evaluated", "tokens_predicted"),  # llama.cpp's
+)
+
+
 def _tokens(body: dict[str, Any]) -> tuple[int, int]:
+    """Tokens of the prompt and of the text, by the names of the family that answered; 0 where it tells none."""
     usage = body.get("usage")
-    if isinstance(usage, dict):
-        return int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
-    prompt_tokens = 0 if _is_another_choice(body) else int(body.get("tokens_evaluated") or 0)
-    return prompt_tokens, int(body.get("tokens_predicted") or 0)
+    told = usage if isinstance(usage, dict) else body
+    prompt, text = next((names for names in _COUNTS if not told.keys().isdisjoint(names)), _COUNTS[0])
+    prompt_tokens = 0 if _is_another_choice(body) else int(told.get(prompt) or 0)
+    return prompt_tokens, int(told.get(text) or 0)
 
 
 def _is_another_choice(body: dict[str, Any]) -> bool:

@@ -22,7 +22,7 @@ from api.cli.stack import (
 from api.cli.state import state_folder
 from api.cli.supervisor import CONFIG_EXIT_CODE, LOAD_EXIT_CODE, ChildRefused
 from api.keys import keys_of
-from api.tls import server_context
+from api.port.tls import server_context
 from shared.modelfile import LoadFailed
 from shared.settings import ConfigError, ServeSettings
 

@@ -18,8 +18,8 @@ import aiohttp
 
 from api.cli.state import make_folder
 from api.cli.supervisor import Command, Supervisor
-from api.listener import open_listener
-from api.tls import fingerprint
+from api.port.listener import open_listener
+from api.port.tls import fingerprint
 from shared.bus.embedded import EmbeddedServer
 from shared.modelfile import check_file
 from shared.settings import CONFIG_VARIABLE, ConfigError, RunSettings, ServeSettings

@@ -51,7 +51,6 @@ class NamedSchema(TypedDict):
 class SchemaFormat(TypedDict):
     type: Literal["json_schema"]
     json_schema: NamedSchema
-    """What the text must be an instance of."""
 
 
 class ConstraintFields(ClientFields):
@@ -60,6 +59,7 @@ class ConstraintFields(ClientFields):
     grammar: Annotated[Any, by_hand(Text)] = None
     """GBNF."""
     json_schema: Annotated[Any, by_hand(dict[str, Any] | bool)] = None
+    """What the text must be an instance of."""
     response_format: Annotated[Any, by_hand(PlainFormat | ObjectFormat | SchemaFormat)] = None
     """OpenAI's way to say the same."""
     regex: Annotated[Any, by_hand(Text)] = None

@@ -13,8 +13,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from api.marks import NAME_PATTERN, is_name
-from api.reply import Call
+from api.reply import NAME_PATTERN, Call, is_name
 from api.schemas.constraints import schema_constraint
 from api.schemas.strict import ClientFields, bad_field, by_hand
 from shared.errors import NotSupported
@@ -63,8 +62,8 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedToolChoice
 class ToolFields(ClientFields):
     tools: Annotated[Any, by_hand(Annotated[list[Tool], Field(max_length=MAX_TOOLS)])] = None
     tool_choice: Annotated[Any, by_hand(ToolChoice)] = None
-    parallel_tool_calls: bool = True
-    """Whether one answer may call several times."""
+    parallel_tool_calls: bool | None = None
+    """Whether one answer may call several times; by default, if the model's template writes several calls."""
 
 
 def tool_use_of(typed: ToolFields) -> ToolUse | None:

@@ -432,7 +432,7 @@ class Queue:
                     inbox.missed = False
                     yield Wake("resync")
                 while inbox.messages:
-                    _, payload = inbox.messages.popleft()
+                    _, payload = inbox.messages.pop(0)
                     yield _wake(payload)
 
     def _enqueue_keys(self, job: Job, idempotency_key: str | None, worker: str | None) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Protocol
@@ -33,32 +33,38 @@ class Inbox:
     __slots__ = ("_limit", "_news", "messages", "missed")
 
     def __init__(self, limit: int) -> None:
-        self.messages: deque[tuple[bytes, bytes]] = deque()
-        """(channel, payload), oldest first."""
+        self.messages: list[tuple[bytes, bytes]] = []
+        """(channel, payload), oldest first. A few at most; thousands of streams have one of these, and an empty deque
+        takes ten times the room of a list, as does an event."""
         self.missed = False
         """Something may have been said that is not in `messages`. The listener clears it."""
         self._limit = limit
-        self._news = asyncio.Event()
+        self._news: asyncio.Future[None] | None = None
+        """What the listener waits for."""
 
     def push(self, channel: bytes, payload: bytes) -> None:
         if len(self.messages) >= self._limit:
             self.miss()
         self.messages.append((channel, payload))
-        self._news.set()
+        self._wake()
 
     def miss(self) -> None:
         self.messages.clear()
         self.missed = True
-        self._news.set()
+        self._wake()
 
     async def wait(self, timeout_s: float | None) -> None:
         """Returns when there may be something to look at, or the time is over."""
         if self.messages or self.missed:
             return
-        self._news.clear()
+        self._news = asyncio.get_running_loop().create_future()
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await self._news.wait()
+                await self._news
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
 
 
 class _Channel:

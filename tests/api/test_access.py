@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from api.app import ROUTES
 from api.cors import Cors
 from api.keys import Keys, keys_of
+from api.port.connection import MAX_HEAD
 from shared.errors import Unauthenticated
 from shared.settings import ApiSettings, ConfigError
 from tests.api.conftest import Api, serve
@@ -208,12 +209,18 @@ async def test_below_a_prefix_is_all_and_beside_it_nothing(settings: ApiSettings
             for header, expected in (("", status), (f"X-Api-Key: {KEY}\r\n", with_key)):
                 raw.send(f"GET {path} HTTP/1.1\r\n{header}\r\n".encode())
                 assert (await raw.answer()).status == expected, (path, header)
+        of_openai, of_ollama = [(await api.client.get(path)).json()["error"] for path in ("/v1/models", "/api/tags")]
+        assert of_openai["param"] is None and of_ollama == "Invalid API Key", "each family is refused in its own form"
         api.client.headers["X-Api-Key"] = KEY
         body = {"prompt": "say a"}
         assert (await api.client.post("/completion", json=body)).json()["content"] == "a"
         job = (await api.client.post("/v1/jobs", json={"endpoint": "/completion", "body": body})).json()
         assert (await api.client.get(f"/v1/jobs/{job['id']}")).json()["endpoint"] == "/completion"
         assert "param" in (await api.client.get("/v1/no")).json()["error"]
+        # So are they who are refused before any route is looked at: by their key, or by their HTTP.
+        for wrong in (f"X-Api-Key: {OTHER}", "X: " + "x" * MAX_HEAD):
+            raw.send(f"GET /llm/v2/v1/models HTTP/1.1\r\n{wrong}\r\n\r\n".encode())
+            assert "param" in (await raw.answer()).error
 
 
 @pytest.mark.parametrize(
@@ -273,6 +280,24 @@ async def test_c15_f_fast_connects_and_disconnects_leave_nothing(
                 await asyncio.sleep(0.01)
         assert len(server.client_list()) <= before
     assert worker.cancelled and all(cancelled.is_set() for cancelled in worker.cancelled.values())
+
+
+async def test_a_stream_keeps_nothing_of_the_routes_that_led_to_it(api: Api, worker: ScriptedWorker) -> None:
+    body = {"prompt": "hold a|b", "stream": True}
+    async with api.client.stream("POST", "/completion", json=body) as response:
+        await anext(response.aiter_lines())
+        waiting = [" ".join(files_of(task)) for task in asyncio.all_tasks()]
+        streaming = [files for files in waiting if "api/access.py" in files and "api/relay.py" in files]
+        assert len(streaming) == 1 and "routing.py" not in streaming[0]
+        worker.go.set()
+
+
+def files_of(task: asyncio.Task[Any]) -> Iterator[str]:
+    """Where the code stands that a task waits in."""
+    waits: Any = task.get_coro()
+    while waits is not None and hasattr(waits, "cr_code"):
+        yield waits.cr_code.co_filename
+        waits = waits.cr_await
 
 
 async def test_an_unknown_path_is_llamacpps_error(api: Api) -> None:

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parent.parent
 CASES = (*range(1, 33), 41, 42, 47, 48, 49)
 ELSEWHERE = {
     1: (
-        "api/test_access.py::test_every_path_but_the_probes_needs_a_key",
+        "api/test_access.py::test_c49_every_path_but_the_probes_needs_a_key",
         "api/routes/test_status_routes.py::test_a_served_model_is_healthy",
     ),
     2: ("api/routes/test_status_routes.py::test_a_loading_model_is_told_with_its_progress",),

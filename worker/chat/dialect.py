@@ -124,13 +124,14 @@ class Dialect:
             return ReplyGrammar(content=constraint, reasoning=form.reasoning, is_reasoning=form.is_reasoning)
         if constraint is not None and constraint.syntax != "json_schema":
             raise InvalidRequest(f"Field '{constraint.name}': it cannot be used with tools", param=constraint.name)
-        writes_one = self.calls is not None and not self.calls.is_parallel
+        can_repeat = self.calls is None or self.calls.is_parallel
+        is_to_repeat = self.calls is not None if use.is_parallel is None else use.is_parallel
         return ReplyGrammar(
             functions=tuple(each for each in functions_of(use) if use.name in ("", each.name)),
             form=GENERIC if form.calls is None else form.calls,
             response=RESPONSE if form.is_generic else "",
             must_call=use.must_call,
-            is_parallel=use.is_parallel and not use.name and not writes_one,
+            is_parallel=can_repeat and is_to_repeat and not use.name,
             content=constraint,
             reasoning=form.reasoning,
             is_reasoning=form.is_reasoning,

@@ -106,7 +106,7 @@ class ResponseBody:
             "max_tool_calls": typed.max_tool_calls,
             "metadata": typed.metadata,
             "model": self._origin.model,
-            "parallel_tool_calls": typed.parallel_tool_calls,
+            "parallel_tool_calls": typed.parallel_tool_calls is not False,
             "previous_response_id": None,
             "prompt": None,
             "prompt_cache_key": typed.prompt_cache_key,

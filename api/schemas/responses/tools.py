@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from api.marks import NAME_PATTERN, is_name
+from api.reply import NAME_PATTERN, is_name
 from api.schemas.constraints import schema_constraint
 from api.schemas.strict import ClientFields, bad_field, by_hand
 from api.schemas.tools import MAX_TOOLS, strict_names
@@ -50,7 +50,7 @@ ToolChoice = Literal["none", "auto", "required"] | ChosenFunction | AllowedFunct
 class ToolFields(ClientFields):
     tools: Annotated[Any, by_hand(Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)])] = []
     tool_choice: Annotated[Any, by_hand(ToolChoice)] = "auto"
-    parallel_tool_calls: bool = True
+    parallel_tool_calls: bool | None = None
 
 
 def tool_use_of(typed: ToolFields) -> ToolUse | None:

@@ -235,6 +235,8 @@ def native(index: int, n_choices: int) -> dict[str, Any]:
     [
         (200, {"usage": {"prompt_tokens": 2, "completion_tokens": 5}}, Outcome(False, 2, 5)),
         (200, {"usage": {"prompt_tokens": 2, "total_tokens": 2}}, Outcome(False, 2, 0)),
+        (200, {"usage": {"input_tokens": 3, "output_tokens": 6, "total_tokens": 9}}, Outcome(False, 3, 6)),
+        (200, {"prompt_eval_count": 3, "eval_count": 7, "done": True}, Outcome(False, 3, 7)),
         (200, {"tokens_evaluated": 4, "tokens_predicted": 8}, Outcome(False, 4, 8)),
         (200, [{"tokens_predicted": 8}, {"tokens_predicted": 1}], Outcome(False, 0, 9)),
         (200, [native(0, 2), native(1, 2), native(2, 2), native(3, 2)], Outcome(False, 8, 20)),

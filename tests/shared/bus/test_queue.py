@@ -907,6 +907,7 @@ class TestRecord:
             "id": job.id,
             "model": job.model,
             "endpoint": job.endpoint,
+            "compat": job.compat,
             "lane": Lane.BULK,
             "tenant": "t:1",
             "status": JobStatus.QUEUED,

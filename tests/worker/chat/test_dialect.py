@@ -146,6 +146,24 @@ def test_a_schema_leaves_no_room_to_think_where_a_client_wants_none() -> None:
         assert isinstance(begun, ReplyGrammar) and begun.is_reasoning, "the prompt has opened it all the same"
 
 
+@pytest.mark.parametrize(
+    ("source", "asked", "is_parallel"),
+    [
+        (HERMES, None, True),
+        (HERMES, False, False),
+        (LLAMA, True, False),  # it writes one call, whoever asks for more
+        (TURNS, None, False),
+        (TURNS, True, True),
+    ],
+)
+def test_a_model_calls_several_times_if_it_was_taught_to_or_is_told_to(
+    source: str, asked: bool | None, is_parallel: bool
+) -> None:
+    chat = Chat(messages=(user(),), tool_use=ToolUse(tools=(WEATHER,), is_parallel=asked))
+    grammar = dialect(source).grammar(chat, reply(source, user(), tools=chat.tool_use))
+    assert isinstance(grammar, ReplyGrammar) and grammar.is_parallel is is_parallel
+
+
 def test_a_message_is_continued_where_it_ends() -> None:
     begun = {"role": "assistant", "content": "Once upon  "}
     assert rendered(TURNS, user(), begun, continues_last=True).endswith("<|im_start|>assistant\nOnce upon  ")

@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from api import connection
-from api.tls import fingerprint, server_context
+from api.port import connection
+from api.port.tls import fingerprint, server_context
 from shared.settings import ApiSettings, ConfigError, ServeSettings
 from tests.api.conftest import Certificate, serve
 from tests.api.raw import connected

@@ -13,7 +13,6 @@ import fcntl
 import sys
 import termios
 import urllib.parse
-from collections import deque
 from enum import Enum
 from typing import Any
 
@@ -24,7 +23,7 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from api.cors import Cors
-from api.exchange import Exchange, header_line, status_line
+from api.port.exchange import Exchange, header_line, status_line
 from api.problems import new_request_id, response_to
 from shared.errors import NotReady, NotSupported
 
@@ -74,8 +73,10 @@ class Connection(asyncio.Protocol):
         timeout_s: float,
         max_connections: int,
         cors: Cors,
+        prefix: str = "",
     ) -> None:
-        """The first four are uvicorn's. `timeout_s`: for how long a client may send or take nothing where it should."""
+        """The first four are uvicorn's. `timeout_s`: for how long a client may send or take nothing where it should.
+        `prefix`: what all paths begin with."""
         self._app = config.loaded_app
         self._state = server_state
         self._app_state = app_state
@@ -84,7 +85,8 @@ class Connection(asyncio.Protocol):
         self._patience_s = min(PATIENCE_S, timeout_s)
         self._max_connections = max_connections
         self._cors = cors
-        self._exchanges: deque[Exchange] = deque()
+        self._prefix = prefix
+        self._exchanges: list[Exchange] = []  # of one, mostly: an empty deque takes ten times the room
         self._refusal: Exception | None = None
         """What is answered to the request behind those that are still at work, as the last on this connection."""
         self._is_reading = True
@@ -127,20 +129,15 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._phase is Phase.IDLE:
             self._enter(Phase.HEAD)
-        while data and self._phase is not Phase.LEAVING and self._refusal is None:
-            self._n_unmarked += len(data)
-            try:
-                self._parser.feed_data(data)
-            except httptools.HttpParserUpgrade as upgrade:
-                data = data[upgrade.args[0] :]
-                self._decline_upgrade()
-                continue
-            except httptools.HttpParserError as error:
-                self._refuse(_fault_of(error, data))
-            else:
+        try:
+            while data and self._phase is not Phase.LEAVING and self._refusal is None:
+                self._n_unmarked += len(data)
+                data = self._parse(data)
                 if self._n_unmarked > MAX_HEAD:
                     self._refuse(_too_long_a_head())
-            break
+                    return
+        except httptools.HttpParserError as error:
+            self._refuse(_fault_of(error, data))
 
     def pause_writing(self) -> None:
         """The client takes less than is said: whoever says it waits, but not for ever."""
@@ -169,6 +166,15 @@ class Connection(asyncio.Protocol):
         # Else it would refuse what stands behind a request that says it is the last, before that is answered.
         parser.set_dangerous_leniencies(lenient_data_after_close=True)
         return parser
+
+    def _parse(self, data: bytes) -> bytes:
+        """Returns what this parser left for the next one."""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._decline_upgrade()
+            return data[upgrade.args[0] :]
+        return b""
 
     def _decline_upgrade(self) -> None:
         """Stays with HTTP/1.1, as a server may that is asked for another protocol, which Java's client does each time.
@@ -225,13 +231,16 @@ class Connection(asyncio.Protocol):
             self,
             self._scope(version, method),
             keeps_alive=version != "1.0" and self._parser.should_keep_alive(),
-            expects_go_ahead=(b"expect", b"100-continue") in ((name, value.lower()) for name, value in self._headers),
+            expects_go_ahead=version != "1.0" and self._has(b"expect", b"100-continue"),
         )
         self._n_unmarked = 0
         self._exchanges.append(exchange)
         self._enter(Phase.BODY)
         if len(self._exchanges) == 1:
             self._start(exchange)
+
+    def _has(self, name: bytes, value: bytes) -> bool:
+        return any(name == each and value == given.lower() for each, given in self._headers)
 
     def on_body(self, piece: bytes) -> None:
         self._n_unmarked = 0
@@ -272,9 +281,10 @@ class Connection(asyncio.Protocol):
         if self._phase is Phase.LEAVING or self._transport.is_closing():
             return
         assert exchange is self._exchanges[0], "answers go out in the order of the questions"
-        self._exchanges.popleft()
+        self._exchanges.pop(0)
         self._state.total_requests += 1
-        if not exchange.is_answered or (exchange.is_whole and not exchange.keeps_alive):
+        self.hold(False)  # what it left unread is nobody's, and must not keep the next one, or the client's end, unseen
+        if not exchange.is_answered or (not exchange.keeps_alive and not exchange.is_early):
             self._close()
         elif not exchange.keeps_alive:
             self._linger()
@@ -304,7 +314,8 @@ class Connection(asyncio.Protocol):
             self._refusal = error
             self._enter(Phase.ANSWERED)
             return
-        response = response_to(error, {"path": self._url.partition(b"?")[0].decode("latin-1")})
+        path = self._url.partition(b"?")[0].decode("latin-1").removeprefix(self._prefix)
+        response = response_to(error, {"path": path})
         response.headers["X-Request-Id"] = new_request_id()
         response.headers["Connection"] = "close"
         self._cors.mark(response.headers, dict(self._headers).get(b"origin", b"").decode("latin-1"))

@@ -53,6 +53,7 @@ class Exchange:
         "_waiter",
         "_wire",
         "is_answered",
+        "is_early",
         "is_gone",
         "is_whole",
         "keeps_alive",
@@ -66,6 +67,8 @@ class Exchange:
         self.is_whole = False
         """The client has sent all of it."""
         self.is_answered = False
+        self.is_early = False
+        """It was answered before it was whole: the client may go on sending, and this, too."""
         self.is_gone = False
         """Nobody reads an answer any more."""
         self._wire = wire
@@ -158,7 +161,7 @@ class Exchange:
                 self._is_chunked = True
                 lines.append(b"transfer-encoding: chunked\r\n")
         if not self.is_whole:
-            self.keeps_alive = False  # whoever is answered while still sending is not read to the end
+            self.is_early, self.keeps_alive = True, False  # whoever is still sending is not read to the end
         lines.append(b"\r\n" if self.keeps_alive else b"connection: close\r\n\r\n")
         self._wire.write(b"".join(lines))
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from api.jsontext import ObjectEnd, spelled
-from api.marks import MEMBER, MEMBERS, MOST_SPACE, NAME, OBJECT, SPACE, WORD, Found, Mark
+from api.reply.jsontext import ObjectEnd, spelled
+from api.reply.marks import MEMBER, MEMBERS, MOST_SPACE, NAME, OBJECT, SPACE, WORD, Found, Mark
 from shared.events import CallForm, ReplyForm
 
 GENERIC_TEXT: Final = '{"response":"'

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from api.listener import open_listener
+from api.port.listener import open_listener
 from shared.settings import ConfigError
 
 

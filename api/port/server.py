@@ -17,8 +17,8 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
-from api.connection import Connection
 from api.cors import Cors
+from api.port.connection import Connection
 from shared.settings import ApiSettings
 
 SHUTDOWN_S = 25
@@ -35,6 +35,7 @@ def config_of(app: ASGIApp, settings: ApiSettings, tls: ssl.SSLContext | None, *
         timeout_s=settings.timeout,
         max_connections=settings.max_connections,
         cors=Cors(settings.cors_origins),
+        prefix=settings.api_prefix,
     )
     config = uvicorn.Config(
         app,

@@ -20,9 +20,9 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from api import connection
-from api.connection import MAX_AHEAD, MAX_FIELDS, MAX_HEAD, MAX_URL, Connection
 from api.cors import Cors
+from api.port import connection, exchange
+from api.port.connection import MAX_AHEAD, MAX_FIELDS, MAX_HEAD, MAX_URL, Connection
 from tests.api.raw import Answer, connected
 
 HURRIED_S = 0.2
@@ -204,6 +204,7 @@ MALFORMED = [
     (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked, identity\r\n\r\nabc", 400),
     (b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
     (b"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+    (b"POST / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nTransfer-Encoding: zip\r\n\r\n", 400),
     (b"GET /" + b"a" * MAX_URL + b" HTTP/1.1\r\n\r\n", 414),
     (b"GET /" + b"a" * 10 * MAX_URL, 414),
     (b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * (MAX_FIELDS + 1) + b"\r\n", 431),
@@ -328,6 +329,13 @@ async def test_an_old_client_gets_a_stream_without_chunks(there: Listening) -> N
         assert (told.content, told.headers.get("transfer-encoding")) == (b"firstlast", None)
 
 
+async def test_an_old_client_gets_no_go_ahead(there: Listening) -> None:
+    """It would take that for its answer."""
+    async with connected(there.url) as raw:
+        raw.send(b"POST /echo HTTP/1.0\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\nab")
+        assert (await raw.answer()).content == b"ab"
+
+
 async def test_head_gets_no_body(there: Listening) -> None:
     there.go.set()
     async with connected(there.url) as raw:
@@ -354,6 +362,28 @@ async def test_whoever_is_answered_while_still_sending_sees_the_answer(there: Li
         for _ in range(20):
             raw.send(PIECE)
         assert await raw.rest() == b""
+
+
+async def test_what_was_left_unread_keeps_neither_the_next_request_nor_the_clients_end_unseen(
+    there: Listening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "HIGH_WATER", 10)
+    async with connected(there.url) as raw:
+        for _ in range(2):
+            raw.send(b"POST /x HTTP/1.1\r\nContent-Length: 100\r\n\r\n" + PIECE[:100])
+            assert (await raw.answer()).headers.get("connection") is None
+    await until(lambda: not there.state.connections)
+
+
+async def test_the_end_of_an_early_answer_is_not_lost_to_a_client_that_sends_on(there: Listening) -> None:
+    async with connected(there.url) as raw:
+        raw.send(b"POST /part HTTP/1.1\r\nContent-Length: 3\r\n\r\nab")
+        await raw.reader.readuntil(b"first\r\n")
+        raw.send(b"c")
+        await asyncio.sleep(0.05)  # that it has come is nowhere to be seen
+        there.go.set()
+        raw.send(20 * PIECE)
+        assert (await raw.rest()).endswith(b"4\r\nlast\r\n0\r\n\r\n")
 
 
 @pytest.mark.parametrize(
