@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 
 import jinja2
 
-STEPS, STEPS_PER_MESSAGE = 500_000, 1_000
+STEPS, STEPS_PER_MESSAGE = 500_000, 10_000
 """An iteration, a call or a filter is a step, and so is a stretch of what is made. Templates of today take 5 to 50 for
 a message; those that look at all messages for each take 10,000 for each of 10,000."""
 SIZE, SIZE_PER_CHARACTER = 4_000_000, 16

@@ -7,7 +7,6 @@ work is bounded by its own length.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sized
 from functools import wraps
 from types import BuiltinMethodType
@@ -20,21 +19,17 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 from markupsafe import EscapeFormatter, Markup
 
-from worker.chat.budget import FIXED, N_BITS, SMALL, TEXT, Budget, TooMuch, budget, spending
+from worker.chat.budget import FIXED, SMALL, TEXT, Budget, TooMuch, budget, spending
+from worker.chat.growth import CHECKS, WIDE, check_join, check_rows, method_arguments, modulo, power, times
 
-WIDE = re.compile(r"\d{5}")
-"""In a format: a width that no text needs."""
-PLACEHOLDER = re.compile(r"%(?:\([^)]*\))?[^%a-zA-Z]*?(?:\d{5}|\*)")
-"""One with such a width, or with one that is not told."""
-N_DIGITS = 100
-"""After a decimal point."""
-N_ROWS = 10_000
 ONLY_TEXT, N_AT_ONCE = {str}, 32
 """So many texts are put together before the sum is looked at: each is bounded."""
 SIZED = (list, tuple, dict, range)
 CALL = 4
 """Steps of a call."""
 
+AT_ONCE = frozenset({"count", "d", "default", "first", "items", "length"})
+"""Filters that take as long for a long list as for a short one: many templates ask for the length in each turn."""
 FOR_PAGES = ("urlize", "striptags", "xmlattr", "wordwrap", "pprint")
 """Filters for the web; some of them take a time that grows with the square of a text."""
 RARE_METHODS = frozenset({"expandtabs", "translate", "maketrans", "to_bytes", "from_bytes"})
@@ -64,7 +59,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         named = {**self.filters, **filters}
         self.filters = {name: _limited(name, call) for name, call in named.items() if name not in FOR_PAGES}
         self.filters.update({COUNTED: _counted, ADDED: _added, JOINED: _joined, WEIGHED: _weighed, COPIED: _copied})
-        self.binop_table.update({"*": _times, "**": _power, "%": _modulo})
+        self.binop_table.update({"*": times, "**": power, "%": modulo})
 
     def from_string(self, source: Any, *args: Any, **options: Any) -> Any:
         """Jinja computes what is constant already here."""
@@ -85,7 +80,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(__obj, LoopContext):
             args = tuple(map(_counted, args))
         elif isinstance(__obj, BuiltinMethodType) and isinstance(text := __obj.__self__, TEXT):
-            args = _method_arguments(__obj.__name__, text, args)
+            args = method_arguments(__obj.__name__, text, args)
         return limits.made(super().call(__context, __obj, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -140,7 +135,7 @@ class _Rewriting(NodeTransformer):
         return _through(COPIED, node) if isinstance(node.arg, nodes.Slice) else node
 
 
-def _through(name: str, first: nodes.Expr, *others: nodes.Expr) -> nodes.Filter:
+def _through(name: str, first: nodes.Node, *others: nodes.Node) -> nodes.Filter:
     return nodes.Filter(first, name, list(others), [], None, None, lineno=first.lineno)
 
 
@@ -216,113 +211,9 @@ def _shown(value: Any) -> str:
     return value if type(value) is str else budget().made(str(value))
 
 
-def _times(left: Any, right: Any) -> Any:
-    limits = budget()
-    if isinstance(left, int) and isinstance(right, int):
-        if left.bit_length() + right.bit_length() > N_BITS:
-            raise TooMuch("it makes a number that is too large")
-    elif isinstance(right, int) and not isinstance(left, float):
-        limits.allow(limits.weight(left) * right)
-    elif isinstance(left, int) and not isinstance(right, float):
-        limits.allow(limits.weight(right) * left)
-    return limits.made(left * right)
-
-
-def _power(left: Any, right: Any) -> Any:
-    if isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > N_BITS:
-        raise TooMuch("it makes a number that is too large")
-    return left**right
-
-
-def _modulo(left: Any, right: Any) -> Any:
-    if isinstance(left, TEXT):
-        _check_format(left, right)
-    return left % right
-
-
-def _check_format(form: Any, *values: Any, **named: Any) -> None:
-    text = form if isinstance(form, str) else str(form)
-    if PLACEHOLDER.search(text):
-        raise TooMuch("it formats too widely")
-    budget().allow(len(text) + text.count("%") * budget().weight([values, named]))
-
-
-def _method_arguments(name: str, text: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What a method of a text may be called with. TooMuch before it makes too much."""
-    if len(text) > SMALL:
-        budget().allow(len(text))
-    match name, args:
-        case (("center" | "ljust" | "rjust" | "zfill"), (int() as width, *_)):
-            budget().allow(width)
-        case "replace", (old, new, *_):
-            _check_replace(text, old, new)
-        case "join", (values,):
-            return (_check_join(values, text),)
-    return args
-
-
-def _check_center(value: Any, width: int = 80) -> None:
-    budget().allow(width)
-
-
-def _check_indent(text: Any, width: int | str = 4, *_: Any, **__: Any) -> None:
-    budget().allow(str(text).count("\n") * (len(width) if isinstance(width, str) else width))
-
-
-def _check_rows(value: Any, *counts: Any, **named: Any) -> None:
-    if any(isinstance(count, int) and count > N_ROWS for count in (*counts, *named.values())):
-        raise TooMuch("it makes too many rows")
-
-
-def _check_round(value: Any, precision: int = 0, *_: Any, **__: Any) -> None:
-    if abs(precision) > N_DIGITS:
-        raise TooMuch("it rounds to too many digits")
-
-
-def _check_sum(value: Any, attribute: Any = None, start: Any = 0) -> None:
-    """A sum of lists copies its beginning again for each."""
-    if not isinstance(start, int | float):
-        raise TooMuch("it sums what is no number")
-
-
-def _check_replace(text: Any, old: Any, new: Any, *_: Any, **__: Any) -> None:
-    text = str(text)
-    budget().allow(len(text) + text.count(str(old)) * len(str(new)))
-
-
-def _check_join(values: Any, d: Any = "", attribute: Any = None) -> list[Any]:
-    """What is to be joined: what comes one by one, all at once."""
-    limits = budget()
-    held = list(limits.each(values))
-    limits.allow(limits.weight(held) + len(held) * len(str(d)))
-    return held
-
-
-def _check_json(
-    value: Any, ensure_ascii: Any = False, indent: Any = None, separators: Any = None, sort_keys: Any = False
-) -> None:
-    limits = budget()
-    if indent is not None or separators is not None:
-        width = indent if isinstance(indent, int) else limits.weight(indent)
-        limits.allow(limits.weight(value) * (width + limits.weight(separators)))
-
-
-_CHECKS: dict[str, Callable[..., None]] = {
-    "batch": _check_rows,
-    "center": _check_center,
-    "format": _check_format,
-    "indent": _check_indent,
-    "replace": _check_replace,
-    "round": _check_round,
-    "slice": _check_rows,
-    "sum": _check_sum,
-    "tojson": _check_json,
-}
-"""What is asked before a filter makes more than it is given."""
-
-
 def _limited(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    check = _CHECKS.get(name)
+    check = CHECKS.get(name)
+    looks_at_all = name not in AT_ONCE
     n_before = 1 if hasattr(call, "jinja_pass_arg") else 0
 
     @wraps(call)
@@ -330,14 +221,14 @@ def _limited(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         limits = budget()
         value = args[n_before]
         if not isinstance(value, TEXT):
-            limits.spend(1 + (len(value) if isinstance(value, SIZED) else 0))
-        elif len(value) > SMALL:
+            limits.spend(1 + (len(value) if looks_at_all and isinstance(value, SIZED) else 0))
+        elif looks_at_all and len(value) > SMALL:
             limits.allow(len(value))
         if name == "join":
-            args = (*args[:n_before], _check_join(*args[n_before:], **kwargs), *args[n_before + 1 :])
+            args = (*args[:n_before], check_join(*args[n_before:], **kwargs), *args[n_before + 1 :])
         elif check is not None:
             check(*args[n_before:], **kwargs)
         value = call(*args, **kwargs)
-        return map(limits.made, value) if check is _check_rows else limits.made(value)
+        return map(limits.made, value) if check is check_rows else limits.made(value)
 
     return limited

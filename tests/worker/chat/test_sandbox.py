@@ -127,9 +127,16 @@ def test_what_templates_do_is_as_in_jinja(source: str, text: str) -> None:
 def test_many_messages_and_long_ones_have_the_budget_that_they_need() -> None:
     turns = tuple({"role": ("user", "assistant")[i % 2], "content": "Hello there. " * 20} for i in range(10_000))
     assert ChatTemplate(HERMES).render(Chat(messages=turns)).count("<|im_start|>") == 10_001
+    backwards = (
+        "{% for m in messages[::-1] %}{% set i = messages | length - 1 - loop.index0 %}{{ messages[i].role[0] }}"
+    )
+    assert ChatTemplate(backwards + "{% endfor %}").render(Chat(messages=turns)) == "au" * 5_000
     long = Chat(messages=({"role": "user", "content": "👋" * 5_000_000},))
     assert len(ChatTemplate(HERMES).render(long)) > 5_000_000
-    listing = "{% set ns = namespace(l=[]) %}{% for m in messages %}{% set ns.l = ns.l + [m] %}{% endfor %}{{ ns.l | length }}"
+    listing = (
+        "{% set ns = namespace(l=[]) %}{% for m in messages %}{% set ns.l = ns.l + [m] %}{% endfor %}"
+        "{{ ns.l | length }}"
+    )
     assert ChatTemplate(listing).render(Chat(messages=turns)) == "10000"
 
 
