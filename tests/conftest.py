@@ -31,6 +31,14 @@ BOUNDED_OTHERWISE = ("q:", "turn:", "load:", "due", "lanes", "dead", "outbox", "
 """Keys, after their prefix, that may stay without an expiry: lanes and what belongs to them, and lists with a cap."""
 
 
+LONG_FIRST = ("end_to_end", "faults", "clients", "chaos")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long come first, so that no process is left with one of them when the others are done."""
+    items.sort(key=lambda item: not any(folder in item.path.parts for folder in LONG_FIRST))
+
+
 @pytest.fixture(scope="session")
 def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The embedded server, as `slotstream serve` starts it."""

@@ -37,6 +37,7 @@ def asked(hub: HubServer, tmp_path: Path) -> dict[str, Any]:
     return {"hf_repo": f"{REPO}:Q8_0", "hf_endpoint": hub.endpoint, "cache_dir": tmp_path / "cache", "threads": 1}
 
 
+@pytest.mark.slow
 async def test_a_download_shows_its_progress_ends_when_told_to_and_goes_on_at_the_next_start(
     stack: Stack, hub: HubServer, asked: dict[str, Any]
 ) -> None:

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.stack import Stack, free_port
 
 LONG = 400
@@ -57,6 +59,7 @@ async def jobs_command(stack: Stack, *arguments: str) -> asyncio.subprocess.Proc
     )
 
 
+@pytest.mark.slow
 async def test_the_command_follows_a_job_through_the_death_of_the_api(bare_stack: Stack, model: Path) -> None:
     stack, port = bare_stack, free_port()
     first = await stack.start_api(port)

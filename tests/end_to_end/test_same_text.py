@@ -105,6 +105,7 @@ async def test_a_seed_says_the_same_among_seven_neighbours(stack: Stack, alone: 
     assert len(set(together)) == len(PROMPTS)
 
 
+@pytest.mark.slow
 async def test_a_seed_says_the_same_after_its_worker_was_killed(stack: Stack, worker: Role, alone: list[str]) -> None:
     jobs = [await make_job(stack, asked(number), priority="interactive") for number in range(len(PROMPTS))]
     readers = [asyncio.create_task(follow(stack, job)) for job in jobs]

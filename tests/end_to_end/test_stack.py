@@ -184,6 +184,7 @@ async def _has_begun(stack: Stack) -> bool:
     return bool(await generating(stack))
 
 
+@pytest.mark.slow
 async def test_the_server_may_be_killed_under_a_stream(tmp_path: Path, model: Path) -> None:
     """All of it comes back by itself: the stream goes on, without a gap and without a repeat."""
     with EmbeddedServer() as server:

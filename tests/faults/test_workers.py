@@ -216,6 +216,7 @@ async def is_draining(worker: Role) -> bool:
     return '"draining"' in worker.log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["frozen", "cut off"])
 async def test_05_06_a_worker_that_was_away_for_two_leases_says_nothing_more(
     stack: Stack, place: tuple[Stack, Server], how: str
