@@ -153,7 +153,8 @@ def _answers(description: Description, schemas: Schemas) -> Iterator[tuple[str, 
     if description.gives_text:
         content[description.gives_text] = {"schema": {"type": "string"}}
     for stream in description.streams:
-        content[stream.media_type] = {"schema": {"type": "string"}, "x-piece": schemas.of(stream.piece)}
+        # No schema of the whole: who reads the document takes that for one of each event.
+        content[stream.media_type] = {"x-piece": schemas.of(stream.piece)}
     if content:
         yield "200", _response("The answer.", headers, content)
     for status, form in description.also.items():

@@ -97,6 +97,8 @@ def prompt_of(name: str, value: Any, pictures: PromptPictures | None = None) -> 
         raise bad_field(name, "must be a string or a list of token ids and strings")
     if pictures is not None:
         return pictures.tagged(name, text) if files is None else pictures.marked(name, text, files)
+    if files is not None and not isinstance(files, list):
+        raise bad_field(f"{name}.multimodal_data", "must be a list of strings")
     if files:
         raise NotSupported(f"Field '{name}.multimodal_data': images are not taken here", param=name)
     return text

@@ -51,6 +51,8 @@ def test_images_are_refused_where_nobody_looks_at_them() -> None:
     with pytest.raises(NotSupported):
         prompts_of("prompt", {"prompt_string": "x", "multimodal_data": ["AAAA"]})
     assert prompts_of("prompt", {"prompt_string": "x", "multimodal_data": []}) == ("x",)
+    with pytest.raises(InvalidRequest, match="must be a list"):
+        prompts_of("prompt", {"prompt_string": "x", "multimodal_data": {}})
 
 
 TEXT = {"type": "text", "text": "hello"}
