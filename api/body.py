@@ -21,13 +21,9 @@ _BESIDE = ThreadPoolExecutor(1, "large-body")
 """One for all: large bodies wait for each other, so that the event loop has one rival for the interpreter at most."""
 
 
-async def read_body(request: Request, limit: int) -> dict[str, Any]:
-    """The request's JSON object. Raises InvalidRequest, or HTTP 413 over `limit` bytes."""
-    return await read_as(request, limit, lambda fields: fields)
-
-
 async def read_as(request: Request, limit: int, read: Callable[[dict[str, Any]], T]) -> T:
-    """What `read` makes of the request's JSON object. It may run in a thread, and may raise what it likes."""
+    """What `read` makes of the request's JSON object. It may run in a thread, and may raise what it likes. Raises
+    InvalidRequest, or HTTP 413 over `limit` bytes."""
     return await _taken_apart(await _received(request, limit), lambda raw: read(parse_object(raw)))
 
 

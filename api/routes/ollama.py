@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TypeVar
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp
 
-from api.body import read_body
+from api.body import read_as
 from api.context import context_of, json_response
 from api.fleet import AWAY, Fleet
 from api.openapi import ollama_answers as answers
@@ -27,10 +27,12 @@ from api.schemas.ollama.fields import (
 )
 from api.schemas.ollama.models import running_json, show_json, tag_json
 from api.schemas.ollama.replies import Form, Wire, as_message, as_response, idle_json
-from api.schemas.strict import read
+from api.schemas.strict import ClientFields, read
 from api.synchronous import answer_to
 from shared.bus import ModelCard
 from shared.errors import BusUnavailable, InvalidRequest
+
+Body = TypeVar("Body", bound=ClientFields)
 
 VERSION = "0.13.0"
 """Of ollama, whose API this is: by it clients decide what they may ask for."""
@@ -58,7 +60,7 @@ async def version(request: Request) -> Response:
     reach=Reach.JOB,
 )
 async def generate(request: Request) -> ASGIApp:
-    fields = read(GenerateBody, await _body(request))
+    fields = await _read(request, GenerateBody)
     if fields.is_load:
         return await _loaded(request, fields, as_response)
     await _check_text(request, fields, "generate")
@@ -76,7 +78,7 @@ async def generate(request: Request) -> ASGIApp:
     reach=Reach.JOB,
 )
 async def chat(request: Request) -> ASGIApp:
-    fields = read(ChatBody, await _body(request))
+    fields = await _read(request, ChatBody)
     if fields.is_load:
         return await _loaded(request, fields, as_message)
     await _check_text(request, fields, "chat")
@@ -85,7 +87,7 @@ async def chat(request: Request) -> ASGIApp:
 
 @described("Vectors of texts, of length 1", reads=EmbedBody, gives=answers.Embedded, reach=Reach.JOB)
 async def embed(request: Request) -> ASGIApp:
-    fields = read(EmbedBody, await _body(request))
+    fields = await _read(request, EmbedBody)
     if not fields.inputs:
         return json_response({"model": await _name(request, fields), "embeddings": []})
     return await answer_to(request, requests.embed(fields))
@@ -93,7 +95,7 @@ async def embed(request: Request) -> ASGIApp:
 
 @described("The vector of one text", reads=EmbeddingsBody, gives=answers.EmbeddedPrompt, reach=Reach.JOB)
 async def embeddings(request: Request) -> ASGIApp:
-    fields = read(EmbeddingsBody, await _body(request))
+    fields = await _read(request, EmbeddingsBody)
     if not fields.prompt:
         await _name(request, fields)
         return json_response({"embedding": []})
@@ -117,7 +119,7 @@ async def ps(request: Request) -> Response:
 
 @described("All about one model", reads=ShowBody, gives=answers.Shown, reach=Reach.FLEET, fails=(404,))
 async def show(request: Request) -> Response:
-    fields = read(ShowBody, await _body(request))
+    fields = await _read(request, ShowBody)
     context = context_of(request)
     name = await context.fleet.resolve(fields.model or fields.name)
     card = context.fleet.serving().get(name) or context.fleet.models[name]
@@ -129,8 +131,8 @@ async def manage(request: Request) -> Response:
     raise HTTPException(501, "models are managed where workers are started, not by way of this API")
 
 
-async def _body(request: Request) -> dict[str, Any]:
-    return await read_body(request, context_of(request).max_body)
+async def _read(request: Request, kind: type[Body]) -> Body:
+    return await read_as(request, context_of(request).max_body, lambda fields: read(kind, fields))
 
 
 def _wire(request: Request) -> Wire:

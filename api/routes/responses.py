@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api import sse
 from api.access import idempotency_key_of, query_of
-from api.body import read_body
+from api.body import read_as
 from api.context import Context, context_of, json_response, path_of, tenant_of
 from api.kept import KeptJob, enqueue, kept_body, record_of
 from api.openapi import responses as told
@@ -55,8 +55,7 @@ class RetrieveFields(ClientFields):
 )
 async def create(request: Request) -> ASGIApp:
     context = context_of(request)
-    fields = await read_body(request, context.max_body)
-    ask = responses.response(fields)
+    fields, ask = await read_as(request, context.max_body, lambda fields: (fields, responses.response(fields)))
     if not ask.is_background:
         return await answer_to(request, ask)
     record = await _begun(request, ask, fields)

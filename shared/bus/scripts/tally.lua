@@ -10,6 +10,10 @@ local now = clock()
 redis.call('EXPIRE', totals, kept_s)
 local before = redis.call('HGET', totals, said)
 if before == done then
+  -- Idle, and alive: said now and then, so that it is not taken for one of long ago.
+  if now - (redis.call('HGET', totals, said_at) or 0) > kept_s * 250 then
+    redis.call('HSET', totals, said_at, now)
+  end
   return 0
 end
 if not before then

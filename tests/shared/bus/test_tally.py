@@ -57,6 +57,15 @@ async def test_workers_of_long_ago_are_forgotten_and_their_part_stays(bus: Bus, 
     assert 0 < await behind.client.ttl(key) <= 86400
 
 
+async def test_an_idle_worker_is_not_forgotten_and_counts_once(bus: Bus, behind: Behind) -> None:
+    await bus.tally.say("idle", "m", Work(n_decodes=5))
+    await behind.client.hset(behind.keys.totals("m"), "at:idle", 1)
+    await bus.tally.say("idle", "m", Work(n_decodes=5))
+    await bus.tally.say("new", "m", Work(n_decodes=1))
+    await bus.tally.say("idle", "m", Work(n_decodes=6))
+    assert await bus.tally.totals(["m"]) == [Work(n_decodes=7)]
+
+
 def test_work_adds_up() -> None:
     one, other = Work(n_decodes=3, queue_s=0.5, n_tokens_most=7), Work(n_decodes=1, n_tokens_most=9)
     assert one + other == Work(n_decodes=4, queue_s=0.5, n_tokens_most=9)
