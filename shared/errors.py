@@ -7,12 +7,16 @@ SlotstreamError
 │   ├── Unauthenticated      no key, or a wrong one
 │   ├── UnknownModel
 │   ├── UnknownJob           never was, is another tenant's, or has expired
+│   ├── UnknownFile          the same of files
+│   ├── UnknownBatch         of batches
+│   ├── UnknownWebhook       of webhook endpoints and deliveries
 │   ├── NotSupported         the model or this build cannot do that
 │   └── IdempotencyConflict  the key was used with another body
 ├── Unavailable              may succeed later; `retry_after_s` says when
 │   ├── QueueFull
 │   ├── NotReady             no worker serves, or the model still loads
-│   └── BusUnavailable       Redis cannot be reached or refuses writes
+│   ├── BusUnavailable       Redis cannot be reached or refuses writes
+│   └── StoreUnavailable     the store of files cannot be reached, or is full
 └── Ended                    the job ended without an answer
     ├── Cancelled
     ├── Expired              its deadline passed
@@ -71,6 +75,18 @@ class UnknownJob(Rejected):
     code = "job_not_found"
 
 
+class UnknownFile(Rejected):
+    code = "file_not_found"
+
+
+class UnknownBatch(Rejected):
+    code = "batch_not_found"
+
+
+class UnknownWebhook(Rejected):
+    code = "webhook_not_found"
+
+
 class NotSupported(Rejected):
     code = "not_supported"
 
@@ -97,6 +113,10 @@ class NotReady(Unavailable):
 
 class BusUnavailable(Unavailable):
     code = "bus_unavailable"
+
+
+class StoreUnavailable(Unavailable):
+    code = "store_unavailable"
 
 
 class Ended(SlotstreamError):

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from shared.events import Failure, Finished
+from shared.webhooks import Webhook
 from shared.wire import Wire
 
 
@@ -425,7 +426,12 @@ class Job(Wire):
     compat: Compat = Compat.TODAY
     """In whose shape; read by the API only, too."""
     is_durable: bool = False
-    """Made to outlive its maker: kept and told of when it ends. Else it dies with the request that waits for it."""
+    """Made to outlive its maker: kept and told of when it ends. Else it dies with the request that waits for it, unless
+    it is of a batch."""
+    batch: str | None = None
+    """The batch that it is a line of: it ends into that batch, which collects and forgets it."""
+    webhook: Webhook | None = Field(None, exclude=True)
+    """Who else is told of its end; kept beside it, and never sent to a worker."""
     body: str | None = None
     """The client's JSON of a durable job, from which its answer is rendered later; never sent to a worker."""
     metadata: dict[str, str] = Field(default_factory=dict)  # a default of its own would be deep-copied for each job

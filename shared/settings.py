@@ -99,7 +99,74 @@ class BusSettings(Settings):
     )
 
 
-class ApiSettings(BusSettings):
+class RequestSettings(Settings):
+    """What clients' requests may have and name, whether they come alone or as lines of a file."""
+
+    group: ClassVar[str] = "requests"
+
+    max_body_mb: Annotated[float, Flag("--max-body-mb")] = Field(32.0, gt=0, description="largest request body in MB")
+    max_image_mb: Annotated[float, Flag("--max-image-mb")] = Field(
+        10.0, gt=0, le=1000, description="largest image of a request in MB, as its file"
+    )
+    allow_image_urls: Annotated[bool, Flag("--allow-image-urls")] = Field(
+        False, description="fetch images that a request names by http or https; those within it are always taken"
+    )
+    image_timeout_s: Annotated[float, Flag("--image-timeout-s")] = Field(
+        10.0, gt=0, le=600, description="seconds that fetching one image may take"
+    )
+    allow_hosts: Annotated[Hosts, Flag("--allow-hosts")] = Field(
+        (),
+        description="hosts that may be called on a client's word though they are private or on ports besides 80 and"
+        " 443: names, addresses and networks, with commas",
+    )
+
+
+class StoreSettings(Settings):
+    """Where files are, and how large and old they get."""
+
+    group: ClassVar[str] = "files and batches"
+
+    store_url: Annotated[SecretStr, Flag("--store-url")] = Field(
+        SecretStr(""),
+        description="folder, or URL such as s3://BUCKET/PREFIX, for files and results; the same for all processes;"
+        " default: `files` in the user's state folder of slotstream",
+    )
+    max_file_mb: Annotated[float, Flag("--max-file-mb")] = Field(
+        512.0, gt=0, le=100_000, description="largest file that is taken, in MB"
+    )
+    max_batch_mb: Annotated[float, Flag("--max-batch-mb")] = Field(
+        200.0, gt=0, le=100_000, description="largest file of a batch, in MB"
+    )
+    max_batch_lines: Annotated[int, Flag("--max-batch-lines")] = Field(
+        50_000, ge=1, le=10_000_000, description="most lines of a batch"
+    )
+    file_retention_s: Annotated[float, Flag("--file-retention-s")] = Field(
+        30 * 86400.0,
+        ge=1,
+        le=10 * 365 * 86400,
+        description="seconds for which files are kept that name no time of their own, and batches after their end",
+    )
+    batch_in_flight: Annotated[int, Flag("--batch-in-flight")] = Field(
+        1000, ge=1, le=100_000, description="lines of one batch that are in the queue or at work at any time"
+    )
+
+
+class WebhookSettings(Settings):
+    """How others are told when work is done."""
+
+    group: ClassVar[str] = "webhooks"
+
+    webhook_secret: Annotated[SecretStr | None, Flag("--webhook-secret")] = Field(
+        None,
+        description="whsec_ and base64 of 24 to 64 bytes: signs for the webhooks of jobs and batches that name no secret"
+        " of their own",
+    )
+    webhook_timeout_s: Annotated[float, Flag("--webhook-timeout-s")] = Field(
+        15.0, gt=0, le=25, description="seconds that a receiver may take for its answer"
+    )
+
+
+class ApiSettings(RequestSettings, StoreSettings, WebhookSettings, BusSettings):
     role: ClassVar[str] = "api"
     group: ClassVar[str] = "http"
 
@@ -149,24 +216,9 @@ class ApiSettings(BusSettings):
     accept_wait_s: Annotated[float, Flag("--accept-wait-s")] = Field(
         15.0, ge=0, description="seconds that a stream's headers wait for a worker's yes or no"
     )
-    max_body_mb: Annotated[float, Flag("--max-body-mb")] = Field(32.0, gt=0, description="largest request body in MB")
-    max_image_mb: Annotated[float, Flag("--max-image-mb")] = Field(
-        10.0, gt=0, le=1000, description="largest image of a request in MB, as its file"
-    )
-    allow_image_urls: Annotated[bool, Flag("--allow-image-urls")] = Field(
-        False, description="fetch images that a request names by http or https; those within it are always taken"
-    )
-    image_timeout_s: Annotated[float, Flag("--image-timeout-s")] = Field(
-        10.0, gt=0, le=600, description="seconds that fetching one image may take"
-    )
     slots: Annotated[bool, Flag("--slots")] = Field(True, description="show at /slots what slots do")
     metrics: Annotated[bool, Flag("--metrics")] = Field(
         True, description="count at /metrics, for Prometheus, what was done"
-    )
-    allow_hosts: Annotated[Hosts, Flag("--allow-hosts")] = Field(
-        (),
-        description="hosts that may be called on a client's word though they are private or on ports besides 80 and"
-        " 443: names, addresses and networks, with commas",
     )
     compat: Annotated[Compat, Flag("--compat")] = Field(
         Compat.TODAY, description="whose clients are answered as they expect it: 2024 is llama.cpp's server of May 2024"
@@ -594,7 +646,7 @@ for a minute too."""
             )
 
 
-class TasksSettings(BusSettings):
+class TasksSettings(RequestSettings, StoreSettings, WebhookSettings, BusSettings):
     role: ClassVar[str] = "tasks"
     group: ClassVar[str] = "housekeeping"
 

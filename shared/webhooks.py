@@ -1,0 +1,96 @@
+"""Who is told when work is done, of what, and how that went. Knows no HTTP client and no Redis.
+
+An event is something that happened; a delivery is that event on its way to one endpoint, with the same id and the same
+bytes however often it is tried.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import SecretStr, field_serializer
+
+from shared.wire import Wire
+
+RESPONSE_EVENTS = ("response.completed", "response.failed", "response.cancelled", "response.incomplete")
+BATCH_EVENTS = ("batch.completed", "batch.failed", "batch.expired", "batch.cancelled")
+JOB_EVENTS = ("job.succeeded", "job.failed", "job.cancelled", "job.expired")
+EVENT_TYPES = (*BATCH_EVENTS, *RESPONSE_EVENTS, *JOB_EVENTS)
+"""OpenAI's names where they fit, and ours for jobs."""
+
+
+class Secret(Wire):
+    """A signing secret, `whsec_` and base64 as Standard Webhooks has it. Never printed; written whole for the bus."""
+
+    value: SecretStr
+    expires_at: float | None = None
+    """Of one that was replaced: until then it signs too."""
+
+    @field_serializer("value", when_used="json")
+    def _for_the_bus(self, value: SecretStr) -> str:
+        return value.get_secret_value()
+
+
+class Webhook(Wire):
+    """Of one job or batch: who is told of its end, besides the tenant's endpoints."""
+
+    url: str
+    events: tuple[str, ...] = ()
+    """Empty: all that the thing can end with."""
+    secret: Secret
+
+
+class Endpoint(Wire):
+    """Where a tenant wants to be told. Times are Unix seconds on the bus's clock."""
+
+    id: str
+    tenant: str
+    name: str = ""
+    url: str
+    event_types: tuple[str, ...]
+    secrets: tuple[Secret, ...]
+    """The first is the one in force; the others sign too until they expire."""
+    created_at: float = 0.0
+    updated_at: float = 0.0
+    is_hidden: bool = False
+    """Made for the webhook of a job or batch: in no list, and it goes when its last delivery has gone."""
+    disabled_at: float | None = None
+    disabled_reason: str | None = None
+    failing_since: float | None = None
+    """The first failure after the last success."""
+
+
+class DeliveryStatus(StrEnum):
+    PENDING = "pending"
+    DELIVERED = "delivered"
+    FAILED = "failed"
+    """Given up: replay sends it again."""
+
+
+class Attempt(Wire):
+    """One try. `status_code` is None where no answer came, and then `error` says why."""
+
+    at: float
+    duration_ms: int
+    status_code: int | None = None
+    error: str | None = None
+    response: str = ""
+    """The first bytes of the answer, as text."""
+
+
+class Delivery(Wire):
+    """An event on its way to an endpoint. `id` is the `webhook-id` of all its attempts."""
+
+    id: str
+    endpoint_id: str
+    event_id: str
+    event_type: str
+    body: str
+    """The exact text that is signed and sent."""
+    created_at: float = 0.0
+    status: DeliveryStatus = DeliveryStatus.PENDING
+    n_attempts: int = 0
+    next_at: float | None = None
+    ended_at: float | None = None
+    attempts: tuple[Attempt, ...] = ()
+    """The latest ones."""
