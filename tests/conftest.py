@@ -27,7 +27,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REDIS_SERVER = shutil.which("redis-server")
 
-BOUNDED_OTHERWISE = ("q:", "turn:", "load:", "due", "lanes", "dead", "outbox", "partitions")
+BOUNDED_OTHERWISE = ("q:", "turn:", "load:", "due", "lanes", "dead", "outbox", "partitions", "identity")
 """Keys, after their prefix, that may stay without an expiry: lanes and what belongs to them, and lists with a cap."""
 
 
