@@ -521,13 +521,18 @@ class JobRecord(Wire):
     body: str | None = None
     metadata: dict[str, str] = {}
     finished: Finished | None = None
+    is_brief: bool = False
+    """Its `body` or `finished`, or both, were left out, since they are large."""
 
     @property
     def failure(self) -> Failure | None:
         return self.finished.failure if self.finished else None
 
 
-VERSION = 4
+VERSION_OF_REFERENCES = 5
+"""Of a job whose request lies elsewhere, with a reference in its place."""
+
+VERSION = 5
 """Of jobs as they travel; a job may be of an older one (`Job.version`). Raise it when a request means something that
 an older worker would misread or refuse: such jobs wait for newer workers. A new field that may be dropped needs no new
 version. The other way round there is no waiting: what older versions have queued must be readable for good."""

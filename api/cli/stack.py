@@ -45,6 +45,8 @@ class Place:
     """File of the one that the API shows; None where it speaks plain HTTP."""
     prefix: str = ""
     """Of all the API's paths."""
+    files: Path | None = None
+    """Folder of the store of files, where the settings name no store."""
 
     @property
     def url(self) -> str:
@@ -110,6 +112,8 @@ async def open_stack(
             "SLOTSTREAM_HOST": place.host,
             "SLOTSTREAM_PORT": str(place.port),
         }
+        if place.files and not settings.shared_store_url:
+            environment["SLOTSTREAM_STORE_URL"] = str(place.files)
         supervisor = Supervisor(_commands(settings, environment, place.logs), say=say)
         async with supervisor:
             watch = asyncio.create_task(_watch(server, place.folder, supervisor, environment, say))

@@ -28,6 +28,7 @@ from shared.bus import Bus, open_bus
 from shared.bus.taskpool import task_pool
 from shared.errors import BusUnavailable
 from shared.settings import ConfigError, TasksSettings
+from shared.store import open_store
 
 PROG = "slotstream tasks"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
@@ -60,7 +61,10 @@ async def run(settings: TasksSettings) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    async with open_bus(settings, name="tasks") as bus:
+    async with (
+        open_store(settings.store_url.get_secret_value()) as store,
+        open_bus(settings, name="tasks", store=store if settings.shared_store_url else None) as bus,
+    ):
         work = asyncio.create_task(_work(settings, bus))
         until_stopped = asyncio.create_task(stopped.wait())
         await asyncio.wait((work, until_stopped), return_when=asyncio.FIRST_COMPLETED)

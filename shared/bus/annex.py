@@ -1,4 +1,4 @@
-"""What is too large for Redis: requests and results that lie in the store of files, with a reference in their job's hash.
+"""What is too large for Redis: texts of jobs that lie in the store of files, with a reference in the job's hash.
 
 A reference takes the text's place: `@<mark> <bytes> <object>`. Texts begin with a brace, so nobody takes one for the
 other. A *mark* tells one store from another: an object with a random name that the first process to open a store puts
@@ -37,7 +37,10 @@ MARKS, OBJECTS = "marks/", "large/"
 """What the names of objects begin with here."""
 
 LOOK_EVERY_S, LOOK_AGAIN_S = 60.0, 5.0
-"""Between two looks for marks, and between those at a store that was away."""
+"""Between two looks for marks, and before the next one at a store that was away."""
+
+LOOK_PATIENCE_S = 5.0
+"""For one look: whoever starts waits for it."""
 
 PATIENCE_S = 15.0
 """For the store, and a second more for each of BYTES_PER_S: a text that cannot be put there by then stays in Redis."""
@@ -121,7 +124,7 @@ class Annex:
         """For marks; the first to look puts one."""
         assert self._store
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(LOOK_PATIENCE_S):
                 found = [name async for name, _ in self._store.names(MARKS)]
                 if not found:
                     found = [f"{MARKS}{secrets.token_hex(6)}"]

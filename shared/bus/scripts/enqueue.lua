@@ -16,6 +16,7 @@ local version = ARGV[19]
 local slots = tonumber(ARGV[20]) -- how many of a worker's it takes, or places of inputs
 local home = ARGV[21] -- the queue of what is for one worker alone, should that be gone; empty: it ends with it
 local compat = ARGV[22]
+local store = ARGV[23] -- mark of the one that its maker reads; or empty
 
 local jobs = string.sub(job, 1, -#id - 1)
 
@@ -65,7 +66,8 @@ redis.call(
   'HSET', job, 'status', 'queued', 'job', request, 'version', version, 'body', body, 'endpoint', endpoint,
   'compat', compat, 'metadata', metadata, 'durable', durable, 'model', model, 'lane', lane, 'queue', queue,
   'tenant', tenant, 'cost', cost, 'slots', slots, 'stream', stream, 'entry', entry, 'ticket', ticket, 'attempts', 0, 'deaths', 0,
-  'epoch', 0, 'events', 0, 'created_ms', now, 'deadline_ms', deadline, 'keep_ms', keep_ms, 'log_keep_ms', log_keep_ms)
+  'epoch', 0, 'events', 0, 'created_ms', now, 'deadline_ms', deadline, 'keep_ms', keep_ms, 'log_keep_ms', log_keep_ms,
+  'store', store)
 redis.call('PEXPIREAT', job, deadline + keep_ms)
 if slots > 1 then
   -- Until then, claims of this queue look at how wide each job is before they take another.
