@@ -59,7 +59,12 @@ def an_attempt(status_code: int | None = 500, response: str = "") -> Attempt:
 
 
 async def attempted(
-    bus: Bus, delivery: Delivery, status: DeliveryStatus, *, next_at: float | None = None, attempt: Attempt | None = None
+    bus: Bus,
+    delivery: Delivery,
+    status: DeliveryStatus,
+    *,
+    next_at: float | None = None,
+    attempt: Attempt | None = None,
 ) -> None:
     attempt = attempt or an_attempt(200 if status is DELIVERED else 500)
     await bus.webhooks.attempted(delivery.id, delivery.endpoint_id, attempt, status=status, next_at=next_at)
