@@ -19,6 +19,7 @@ from shared.bus.address import server_of
 from shared.bus.cluster import ClusterLink, ClusterSubscriber
 from shared.bus.connect import Link, Sender, connection_factory, distrust
 from shared.bus.embedded import EmbeddedServer
+from shared.bus.files import FilePage, Files
 from shared.bus.keys import Keys
 from shared.bus.lease import LeaseKeeper
 from shared.bus.outbox import Outbox, OutboxRow
@@ -42,6 +43,8 @@ __all__ = [
     "EmbeddedServer",
     "EndpointChange",
     "EndpointPage",
+    "FilePage",
+    "Files",
     "JobPage",
     "Lease",
     "LeaseKeeper",
@@ -86,6 +89,7 @@ class Bus:
         self.presence = Presence(keys, link)
         self.tally = Tally(keys, link)
         self.outbox = Outbox(keys, link)
+        self.files = Files(keys, link)
         self.webhooks = Webhooks(settings, keys, link)
 
     async def ping(self) -> None:
