@@ -41,6 +41,13 @@ class Keys:
             raise ValueError(f"not a job id here: {job_id!r}")
         return self.prefix(partition)
 
+    def prefix_of_kind(self, text: str, kind: Kind) -> str:
+        """The same of what is no job. ValueError when it can be no id of that kind here."""
+        partition = partition_in(text, kind)
+        if partition >= self.partitions:
+            raise ValueError(f"not an id of a {kind.name.lower()} here: {text!r}")
+        return self.prefix(partition)
+
     def job(self, job_id: str) -> str:
         return f"{self.prefix_of(job_id)}job:{job_id}"
 
@@ -101,8 +108,43 @@ class Keys:
         """A tenant's jobs by their age."""
         return f"{self.prefix(partition)}jobs:{part(tenant)}"
 
+    def file(self, file_id: str) -> str:
+        return f"{self.prefix_of_kind(file_id, Kind.FILE)}file:{file_id}"
+
+    def files(self, partition: int, tenant: str) -> str:
+        """A tenant's files by their age."""
+        return f"{self.prefix(partition)}files:{part(tenant)}"
+
+    def due_files(self, partition: int) -> str:
+        """Files by the time at which they go."""
+        return f"{self.prefix(partition)}due_files"
+
     def idempotency(self, partition: int, tenant: str, key: str) -> str:
         return f"{self.prefix(partition)}idem:{part(tenant)}:{part(key)}"
+
+    def endpoint(self, endpoint_id: str) -> str:
+        """ValueError when it can be no webhook endpoint of ours."""
+        return f"{self._prefix_named(endpoint_id, Kind.ENDPOINT)}endpoint:{endpoint_id}"
+
+    def endpoints(self, partition: int, tenant: str) -> str:
+        """A tenant's webhook endpoints by their age."""
+        return f"{self.prefix(partition)}endpoints:{part(tenant)}"
+
+    def delivery(self, delivery_id: str) -> str:
+        """ValueError when it can be no delivery of ours."""
+        return f"{self._prefix_named(delivery_id, Kind.DELIVERY)}delivery:{delivery_id}"
+
+    def deliveries(self, endpoint_id: str, status: str) -> str:
+        """An endpoint's deliveries of one status by their age."""
+        return f"{self._prefix_named(endpoint_id, Kind.ENDPOINT)}deliveries:{endpoint_id}:{status}"
+
+    def schedule(self, endpoint_id: str) -> str:
+        """An endpoint's pending deliveries by the time of their next attempt."""
+        return f"{self._prefix_named(endpoint_id, Kind.ENDPOINT)}schedule:{endpoint_id}"
+
+    def schedules(self, partition: int) -> str:
+        """The endpoints that have pending deliveries, by the time of the first of them."""
+        return f"{self.prefix(partition)}schedules"
 
     def wake(self, partition: int, model: str) -> str:
         return f"{self.prefix(partition)}wake:{part(model)}"
@@ -133,3 +175,9 @@ class Keys:
     def layout(self) -> str:
         """How many partitions there are: all must agree."""
         return f"{self.namespace}:partitions"
+
+    def _prefix_named(self, text: str, kind: Kind) -> str:
+        partition = partition_in(text, kind)
+        if partition >= self.partitions:
+            raise ValueError(f"not an id of a {kind.name.lower()} here: {text!r}")
+        return self.prefix(partition)
