@@ -231,7 +231,7 @@ class BatchSteps(Holds):
         batch = self._keys.batch(hold.batch_id)
         names = (f"{batch}:segments", f"{batch}:flights", f"{batch}:ended", f"{batch}:refused")
         unfed = unfed or Unfed(0, 0)
-        arguments = (
+        arguments: list[str | int] = [
             self._keys.prefix_of_batch(hold.batch_id),
             hold.token,
             segment.number,
@@ -245,7 +245,7 @@ class BatchSteps(Holds):
             usage.output_tokens,
             usage.reasoning_tokens,
             *job_ids,
-        )
+        ]
         answer = await self._say("collect", hold.batch_id, names, arguments)
         if answer == b"wrong":
             raise ValueError("lines that are at work, or counts that are not those of the lines")
