@@ -17,9 +17,13 @@ import structlog
 
 from shared.bus.address import server_of
 from shared.bus.annex import Annex
+from shared.bus.batches import Batches, BatchPage, BatchReceipt, Remains
+from shared.bus.batchsteps import EndedLine, Fed, FedLine, Refusal, Unfed
 from shared.bus.cluster import ClusterLink, ClusterSubscriber
 from shared.bus.connect import Link, Sender, connection_factory, distrust
 from shared.bus.embedded import EmbeddedServer
+from shared.bus.files import FilePage, Files
+from shared.bus.holds import Due, Hold
 from shared.bus.keys import Keys
 from shared.bus.lease import LeaseKeeper
 from shared.bus.outbox import Outbox, OutboxRow
@@ -29,6 +33,7 @@ from shared.bus.script import ask
 from shared.bus.subscriber import Listener, Subscriber
 from shared.bus.tally import Tally
 from shared.bus.tokenlog import LogEvent, Reader, TokenLog
+from shared.bus.webhooks import DeliveryPage, EndpointChange, EndpointPage, Webhooks
 from shared.errors import BusUnavailable
 from shared.settings import BusSettings, ConfigError
 from shared.store import Store
@@ -37,10 +42,23 @@ __all__ = [
     "ADVICE",
     "AdapterCard",
     "Annex",
+    "BatchPage",
+    "BatchReceipt",
+    "Batches",
     "Bus",
     "Chunk",
     "Claimed",
+    "DeliveryPage",
+    "Due",
     "EmbeddedServer",
+    "EndedLine",
+    "EndpointChange",
+    "EndpointPage",
+    "Fed",
+    "FedLine",
+    "FilePage",
+    "Files",
+    "Hold",
     "JobPage",
     "Lease",
     "LeaseKeeper",
@@ -53,12 +71,16 @@ __all__ = [
     "Reader",
     "Receipt",
     "Recent",
+    "Refusal",
+    "Remains",
     "SlotState",
     "Tally",
     "TokenLog",
+    "Unfed",
     "Verdict",
     "Wake",
     "Wanted",
+    "Webhooks",
     "WorkerState",
     "open_bus",
 ]
@@ -84,7 +106,10 @@ class Bus:
         self.queue = Queue(settings, keys, link, subscriber, self.annex)
         self.log = TokenLog(keys, link, subscriber, self.annex)
         self.tally = Tally(keys, link)
+        self.batches = Batches(settings, keys, link, self.annex)
         self.outbox = Outbox(keys, link)
+        self.files = Files(keys, link)
+        self.webhooks = Webhooks(settings, keys, link)
 
     async def ping(self) -> None:
         """Returns when the server answers. Raises BusUnavailable."""

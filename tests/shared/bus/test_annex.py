@@ -10,15 +10,17 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from shared.store import Store, open_store
 
+from shared.batches import Segment
 from shared.bus import Bus, open_bus
 from shared.bus.annex import GRACE_S, LARGE, Reference
 from shared.errors import StoreUnavailable
 from shared.events import Finished, Text
 from shared.jobs import VERSION_OF_REFERENCES, Completion, Job, JobRecord, JobStatus
 from shared.settings import BusSettings
+from shared.store import Store, open_store
 from tests.shared.bus.conftest import ANY, Behind, a_job, claimed
+from tests.shared.bus.test_batches import lines, planned
 from tests.shared.bus.test_presence import CARD, a_worker
 
 LONG = "x" * (LARGE + 1)
@@ -201,6 +203,35 @@ async def test_a_job_that_is_refused_leaves_nothing(sharing: Bus, store: Store) 
     again = first.model_copy(update={"id": sharing.queue.new_job_id("key")})
     assert (await sharing.queue.enqueue(again, idempotency_key="key")).job_id == first.id
     assert await objects(store) == before
+
+
+async def test_lines_of_a_batch_take_what_is_large_along_when_they_are_collected(sharing: Bus, store: Store) -> None:
+    batch, hold = await planned(sharing, 3)
+    fed = [line._replace(job=large_line(line.job)) for line in lines(batch, range(3))]
+    assert (await sharing.batches.feed(hold, fed)).n_fed == 3
+    assert (await sharing.batches.feed(hold, fed)).n_fed == 3, "said again"
+    for claim in await sharing.queue.claim("w1", "m", ANY):
+        assert await sharing.queue.finish(claim.lease, large_end(), 1)
+    ids = [line.job_id for line in await sharing.batches.ended(batch.id)]
+    records = [await sharing.queue.record(job_id) for job_id in ids]
+    assert [record and record.finished for record in records] == 3 * [large_end()]
+    segment = Segment(number=0, n_output=3, output_bytes=3)
+    assert await sharing.batches.collect(hold, segment, job_ids=ids, n_completed=3, n_failed=0)
+    left = await objects(store)
+    assert not [name for name in left if "result" in name] and len(left) == 6, "of those that were said again"
+
+
+async def test_lines_that_are_not_taken_leave_nothing(sharing: Bus, store: Store) -> None:
+    batch, hold = await planned(sharing, 3)
+    await sharing.batches.cancel(batch.id)
+    fed = [line._replace(job=large_line(line.job)) for line in lines(batch, range(3))]
+    assert (await sharing.batches.feed(hold, fed)).n_fed == 0
+    assert await objects(store) == []
+
+
+def large_line(job: Job | None) -> Job:
+    assert job
+    return job.model_copy(update={"request": Completion(prompts=(LONG,)), "body": f'{{"prompt":"{LONG}"}}'})
 
 
 async def test_a_store_that_goes_away_changes_nothing_for_new_work(sharing: Bus, store: Store, tmp_path: Path) -> None:
