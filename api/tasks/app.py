@@ -24,6 +24,7 @@ from shared.bus import Bus, open_bus
 from shared.bus.taskpool import task_pool
 from shared.errors import BusUnavailable
 from shared.settings import ConfigError, TasksSettings
+from shared.store import Store, open_store
 
 PROG = "slotstream tasks"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
@@ -48,12 +49,15 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def run(settings: TasksSettings) -> None:
-    """Work until SIGTERM or SIGINT. Raises ConfigError when the server or its URL will not do."""
+    """Work until SIGTERM or SIGINT. Raises ConfigError when the server, the store or their URLs will not do."""
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    async with open_bus(settings, name="tasks") as bus:
-        work = asyncio.create_task(_work(settings, bus))
+    async with (
+        open_bus(settings, name="tasks") as bus,
+        open_store(settings.store_url.get_secret_value()) as store,
+    ):
+        work = asyncio.create_task(_work(settings, bus, store))
         until_stopped = asyncio.create_task(stopped.wait())
         await asyncio.wait((work, until_stopped), return_when=asyncio.FIRST_COMPLETED)
         until_stopped.cancel()
@@ -63,13 +67,15 @@ async def run(settings: TasksSettings) -> None:
     log.info("left")
 
 
-async def _work(settings: TasksSettings, bus: Bus) -> None:
+async def _work(settings: TasksSettings, bus: Bus, store: Store) -> None:
     """For ever. Raises ConfigError when a server will not do."""
     task_pool(settings, name="tasks-arq")  # here, or a mistake in its URL would be tried again and again
     await bus.reach()
     housekeeping = arqworker.Trade(cron_jobs=tuple(janitor.cron_jobs(settings.namespace)))
     async with asyncio.TaskGroup() as parts:
-        parts.create_task(stand_up_again("arq", partial(arqworker.work, settings, housekeeping, {"bus": bus})))
+        parts.create_task(
+            stand_up_again("arq", partial(arqworker.work, settings, housekeeping, {"bus": bus, "store": store}))
+        )
         parts.create_task(stand_up_again("outbox", partial(outbox.bridge, bus)))
 
 
