@@ -64,8 +64,8 @@ class Unanswered(NamedTuple):
     """Whether it was heard nobody knows."""
 
     reason: str
-    """What a sentence about the receiver goes on with, for whom the URL is of. One that may not be called and one that is
-    dead get the same: else a client could map the network behind us."""
+    """What a sentence about the receiver goes on with, for whom the URL is of. One that may not be called and a dead
+    one get the same: else a client could map the network behind us."""
 
 
 class Outgoing:
@@ -86,9 +86,10 @@ class Outgoing:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, allow_hosts: Sequence[str] = (), *, resolver: AbstractResolver | None = None, limits: Limits = Limits()
+        cls, allow_hosts: Sequence[str] = (), *, resolver: AbstractResolver | None = None, limits: Limits | None = None
     ) -> AsyncIterator[Self]:
         """`allow_hosts` are names, addresses and networks that may be private and have any port."""
+        limits = limits or Limits()
         networks = [network for text in allow_hosts if (network := network_of(text))]
         names = frozenset(text.lower().rstrip(".") for text in allow_hosts if not network_of(text))
         guard = Guard(networks)
@@ -142,11 +143,13 @@ class Outgoing:
             log.info("not fetched", host=target.host, port=target.port, reason=f"{type(error).__name__}: {error}")
         raise bad_field(field, f"{shown(target)} did not answer in time, or may not be asked from here")
 
-    async def post(self, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float) -> Answered | Unanswered:
+    async def post(
+        self, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float
+    ) -> Answered | Unanswered:
         """Sends `body` as it is. The answer must begin within `timeout_s` seconds, from the look-up of the name on;
         whatever its status, it is an answer.
 
-        OSError when this machine has no room for another call. InvalidRequest for what `examine` would refuse as no URL.
+        OSError when this machine has no room for another call. InvalidRequest when `url` is none of the web.
         """
         target = target_of(url, "url")
         try:

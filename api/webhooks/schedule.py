@@ -28,7 +28,7 @@ LEAST_REST_S, MOST_REST_S = 5.0, 300.0
 PATIENCE_S = 120 * HOUR_S
 """For which an endpoint may fail before it is disabled."""
 LAST_CHANCE_S = 12 * HOUR_S
-"""Age of a delivery whose failure may disable it: after quiet days an endpoint has so long to recover from the first."""
+"""Age of a delivery whose failure may disable it: after quiet days an endpoint has so long to be mended."""
 
 _SECONDS = re.compile(r"[0-9]{1,9}", re.ASCII)
 

@@ -75,7 +75,12 @@ def sign(secrets: Iterable[Secret], message_id: str, timestamp: float, body: byt
 
 
 def verify(
-    secrets: Iterable[SecretStr], headers: Mapping[str, str], body: bytes, *, now: float, tolerance_s: float = TOLERANCE_S
+    secrets: Iterable[SecretStr],
+    headers: Mapping[str, str],
+    body: bytes,
+    *,
+    now: float,
+    tolerance_s: float = TOLERANCE_S,
 ) -> None:
     """As a receiver has to. Raises Forged unless one signature is by one of the secrets and was made within
     `tolerance_s` of `now`, Unix seconds. Names of headers may be in any case."""
@@ -91,7 +96,7 @@ def verify(
     # In bytes: `compare_digest` would fail on text that is not ASCII, and anybody can send that.
     given = [signature.encode("utf-8", "replace") for signature in signatures.split()]
     made = [_signature(key_of(secret), content).encode() for secret in secrets]
-    if not any([hmac.compare_digest(one, other) for one in given for other in made]):
+    if not any(hmac.compare_digest(one, other) for one in given for other in made):
         raise Forged(f"no {SIGNATURE} is by a secret that is known")
 
 

@@ -1,4 +1,4 @@
-"""Signatures: the vectors of the standard's form, both libraries that receivers use, and what no receiver may believe."""
+"""Signatures: known vectors, both libraries that receivers use, and what no receiver may believe."""
 
 from __future__ import annotations
 
