@@ -27,13 +27,14 @@ from api.keys import Keys, keys_of
 from api.openapi.description import ByMethod
 from api.outgoing import Outgoing
 from api.port.listener import open_listener
-from api.port.server import SHUTDOWN_S, Server, config_of, make_room_for
+from api.port.server import SHUTDOWN_S, Server, config_of
 from api.port.tls import server_context
 from api.problems import on_error
 from api.profiles import Profiles
 from api.routes import adapters, docs, jobs, llamacpp, metrics, models, ollama, openai, props, responses, slots, status
 from shared import telemetry
 from shared.bus import ADVICE, open_bus
+from shared.descriptors import make_room_for
 from shared.errors import BusUnavailable, SlotstreamError
 from shared.settings import ApiSettings, ConfigError
 from shared.store import open_store
@@ -115,7 +116,7 @@ def create_app(settings: ApiSettings) -> FastAPI:
             fleet = Fleet(bus)
             await fleet.look()
             watch = tasks.create_task(fleet.watch())
-            yield {"context": Context(bus, fleet, outgoing, settings, Profiles(bus, fleet), tasks.create_task)}
+            yield {"context": Context(bus, fleet, outgoing, settings, Profiles(bus, fleet), store, tasks.create_task)}
             watch.cancel()
 
     app = FastAPI(
@@ -153,7 +154,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _serve(settings: ApiSettings, listener: socket.socket, tls: ssl.SSLContext | None) -> int:
-    async with open_bus(settings, name="api") as bus:
+    # What is wrong with their URLs is said before anything is promised.
+    async with open_bus(settings, name="api") as bus, open_store(settings.store_url.get_secret_value()):
         try:
             await bus.check_server()
         except BusUnavailable as error:

@@ -475,6 +475,8 @@ class Job(Wire):
     @property
     def version(self) -> int:
         """The oldest kind of worker that reads it as it is meant."""
+        if self.batch is not None:
+            return VERSION_OF_BATCHES
         match self.request:
             case GetProperties() | Embedding(truncates=True):
                 return 4
@@ -530,6 +532,9 @@ class JobRecord(Wire):
     def failure(self) -> Failure | None:
         return self.finished.failure if self.finished else None
 
+
+VERSION_OF_BATCHES = 5
+"""Of a line of a batch, which an older worker would end as if nobody had to collect it."""
 
 VERSION_OF_REFERENCES = 5
 """Of a job whose request lies elsewhere, with a reference in its place."""

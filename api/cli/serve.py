@@ -52,14 +52,12 @@ async def _serve(settings: ServeSettings, config: dict[str, str]) -> int:
     if settings.workers and settings.model:
         check_model(settings.model)
     check_slot_folder(settings.slot_save_path)
-    state = state_folder(settings.state_dir)
     place = Place(
-        folder=state / "valkey",
+        folder=state_folder(settings.state_dir) / "valkey",
         host=settings.host,
         port=settings.port or free_port(settings.host),
         certificate=settings.ssl_cert_file,
         prefix=settings.api_prefix,
-        files=state / "files",
     )
     server_context(settings)  # what is wrong with its files is said now, and not lost among what the roles say
     keys = keys_of(settings)

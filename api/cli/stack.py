@@ -45,8 +45,11 @@ class Place:
     """File of the one that the API shows; None where it speaks plain HTTP."""
     prefix: str = ""
     """Of all the API's paths."""
-    files: Path | None = None
-    """Folder of the store of files, where the settings name no store."""
+
+    @property
+    def files(self) -> Path:
+        """Folder of the store, where the settings name no other."""
+        return self.folder.parent / "files"
 
     @property
     def url(self) -> str:
@@ -108,12 +111,11 @@ async def open_stack(
             **os.environ,
             **settings.to_environment(),
             **(extra or {}),
+            "SLOTSTREAM_STORE_URL": settings.store_url.get_secret_value() or str(place.files),
             "SLOTSTREAM_REDIS_URL": url,
             "SLOTSTREAM_HOST": place.host,
             "SLOTSTREAM_PORT": str(place.port),
         }
-        if place.files and not settings.shared_store_url:
-            environment["SLOTSTREAM_STORE_URL"] = str(place.files)
         supervisor = Supervisor(_commands(settings, environment, place.logs), say=say)
         async with supervisor:
             watch = asyncio.create_task(_watch(server, place.folder, supervisor, environment, say))

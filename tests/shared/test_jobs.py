@@ -62,3 +62,7 @@ def test_an_embedding_that_an_older_version_queued_is_read(normalize: bool, norm
 )
 def test_a_job_asks_for_no_newer_worker_than_it_needs(request_: Request, version: int) -> None:
     assert Job(id="job_0_0a", model="m", request=request_).version == version
+
+
+def test_a_line_of_a_batch_waits_for_a_worker_that_knows_of_batches() -> None:
+    assert Job(id="job_0_0a", model="m", request=Tokenize(content="a"), batch="batch_0_0a").version == 5
