@@ -18,12 +18,17 @@ from functools import partial
 import structlog
 import uvloop
 
+from api.fleet import Fleet
+from api.images import Images
+from api.outgoing import Outgoing
 from api.tasks import arqworker, janitor, outbox
+from api.tasks.batches.sweep import find_batches, work_on_batches
 from shared import telemetry
 from shared.bus import Bus, open_bus
 from shared.bus.taskpool import task_pool
 from shared.errors import BusUnavailable
 from shared.settings import ConfigError, TasksSettings
+from shared.store import Store, open_store
 
 PROG = "slotstream tasks"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
@@ -52,8 +57,12 @@ async def run(settings: TasksSettings) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    async with open_bus(settings, name="tasks") as bus:
-        work = asyncio.create_task(_work(settings, bus))
+    async with (
+        open_bus(settings, name="tasks") as bus,
+        open_store(settings.store_url.get_secret_value()) as store,
+        Outgoing.open(settings.allow_hosts) as outgoing,
+    ):
+        work = asyncio.create_task(_work(settings, bus, store, outgoing))
         until_stopped = asyncio.create_task(stopped.wait())
         await asyncio.wait((work, until_stopped), return_when=asyncio.FIRST_COMPLETED)
         until_stopped.cancel()
@@ -63,14 +72,19 @@ async def run(settings: TasksSettings) -> None:
     log.info("left")
 
 
-async def _work(settings: TasksSettings, bus: Bus) -> None:
+async def _work(settings: TasksSettings, bus: Bus, store: Store, outgoing: Outgoing) -> None:
     """For ever. Raises ConfigError when a server will not do."""
     task_pool(settings, name="tasks-arq")  # here, or a mistake in its URL would be tried again and again
     await bus.reach()
     housekeeping = arqworker.Trade(cron_jobs=tuple(janitor.cron_jobs(settings.namespace)))
+    fleet = Fleet(bus)
+    on_batches = partial(work_on_batches, settings, bus, store, Images(fleet, outgoing, settings))
     async with asyncio.TaskGroup() as parts:
+        parts.create_task(fleet.watch())
         parts.create_task(stand_up_again("arq", partial(arqworker.work, settings, housekeeping, {"bus": bus})))
         parts.create_task(stand_up_again("outbox", partial(outbox.bridge, bus)))
+        parts.create_task(stand_up_again("batches", on_batches))
+        parts.create_task(stand_up_again("finding batches", partial(find_batches, settings, bus)))
 
 
 async def stand_up_again(name: str, work: Callable[[], Awaitable[None]]) -> None:

@@ -137,7 +137,9 @@ class Validation:
             async with self._opened([Piece(name=plan_object(earlier_id), n_bytes=0)]) as source:
                 return await _in_thread(plan_again, source, plan, failed, earlier.model)
         except UnknownFile:
-            raise _Unfit("plan_not_found", f"what is left of the batch {earlier_id} is not enough to retry it") from None
+            raise _Unfit(
+                "plan_not_found", f"what is left of the batch {earlier_id} is not enough to retry it"
+            ) from None
 
     async def _failed_lines(self, earlier: Batch) -> set[int]:
         lines: set[int] = set()
@@ -165,12 +167,12 @@ class Validation:
             if len(paths) == 1:
                 yield stack.enter_context(_open(paths[0]))
                 return
-            whole = stack.enter_context(tempfile.TemporaryFile())
-            for path in paths:
-                with _open(path) as piece:
-                    await _in_thread(shutil.copyfileobj, piece, whole)
-            whole.seek(0)
-            yield whole
+            with tempfile.TemporaryFile() as whole:
+                for path in paths:
+                    with _open(path) as piece:
+                        await _in_thread(shutil.copyfileobj, piece, whole)
+                whole.seek(0)
+                yield whole
 
     async def _keep(self, hold: Hold, planned: Planned, plan: BinaryIO, errors: BinaryIO) -> Segment | None:
         """Puts the plan into the store, and segment 0 with the records of bad lines, if there are any."""
