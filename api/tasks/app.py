@@ -23,9 +23,12 @@ from api.images import Images
 from api.outgoing import Outgoing
 from api.tasks import arqworker, janitor, outbox
 from api.tasks.batches.sweep import find_batches, work_on_batches
+from api.tasks.webhooks import courier as webhooks
+from api.tasks.webhooks.pace import WIDEST
 from shared import telemetry
 from shared.bus import Bus, open_bus
 from shared.bus.taskpool import task_pool
+from shared.descriptors import make_room_for
 from shared.errors import BusUnavailable
 from shared.settings import ConfigError, TasksSettings
 from shared.store import Store, open_store
@@ -57,10 +60,11 @@ async def run(settings: TasksSettings) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    make_room_for(webhooks.MOST_TURNS * WIDEST)
     async with (
         open_bus(settings, name="tasks") as bus,
         open_store(settings.store_url.get_secret_value()) as store,
-        Outgoing.open(settings.allow_hosts) as outgoing,
+        Outgoing.open(settings.allow_hosts, limits=webhooks.LIMITS) as outgoing,
     ):
         work = asyncio.create_task(_work(settings, bus, store, outgoing))
         until_stopped = asyncio.create_task(stopped.wait())
@@ -79,9 +83,13 @@ async def _work(settings: TasksSettings, bus: Bus, store: Store, outgoing: Outgo
     housekeeping = arqworker.Trade(cron_jobs=tuple(janitor.cron_jobs(settings.namespace)))
     fleet = Fleet(bus)
     on_batches = partial(work_on_batches, settings, bus, store, Images(fleet, outgoing, settings))
+    courier = webhooks.Courier(bus, outgoing, timeout_s=settings.webhook_timeout_s)
+    deliver = partial(arqworker.work, settings, webhooks.TRADE, {"courier": courier})
     async with asyncio.TaskGroup() as parts:
-        parts.create_task(fleet.watch())
+        parts.create_task(stand_up_again("looking at workers", fleet.watch))
         parts.create_task(stand_up_again("arq", partial(arqworker.work, settings, housekeeping, {"bus": bus})))
+        parts.create_task(stand_up_again("webhooks", deliver))
+        parts.create_task(stand_up_again("webhooks-sweep", partial(courier.sweep, settings)))
         parts.create_task(stand_up_again("outbox", partial(outbox.bridge, bus)))
         parts.create_task(stand_up_again("batches", on_batches))
         parts.create_task(stand_up_again("finding batches", partial(find_batches, settings, bus)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import structlog
@@ -47,11 +48,10 @@ class Maker:
     async def make(self, batch: Batch, text: PlanText, deadline_s: float) -> Made:
         """Raises Unavailable when it cannot be said yet: no worker has ever served a model, or the server is away."""
         n_bytes = text.stop - text.start
-        planned, ask = await beside(n_bytes, lambda: _read(batch, text))
+        planned = await beside(n_bytes, partial(read_plan_text, text.text))
         job_id = line_job_id(batch.id, planned.number)
         try:
-            if isinstance(ask, Exception):
-                raise ask
+            ask = await beside(n_bytes, partial(ask_of_line, batch, planned))
             model = await self._images.fleet.resolve(ask.model)
             placed = await self._images.place(ask, model)
         except Unavailable:
@@ -71,14 +71,6 @@ class Maker:
             batch=batch.id,
         )
         return Made(FedLine(job, text.stop), weight_of(job, n_bytes))
-
-
-def _read(batch: Batch, text: PlanText) -> tuple[PlannedLine, Ask | Exception]:
-    planned = read_plan_text(text.text)
-    try:
-        return planned, ask_of_line(batch, planned)
-    except Exception as error:  # it is raised where the line's other errors are
-        return planned, error
 
 
 def ask_of_line(batch: Batch, planned: PlannedLine) -> Ask:
