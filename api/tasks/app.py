@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def run(settings: TasksSettings) -> None:
-    """Work until SIGTERM or SIGINT. Raises ConfigError when the server or its URL will not do."""
+    """Work until SIGTERM or SIGINT. Raises ConfigError when the server, the store or their URLs will not do."""
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
@@ -81,13 +81,14 @@ async def _work(settings: TasksSettings, bus: Bus, store: Store, outgoing: Outgo
     task_pool(settings, name="tasks-arq")  # here, or a mistake in its URL would be tried again and again
     await bus.reach()
     housekeeping = arqworker.Trade(cron_jobs=tuple(janitor.cron_jobs(settings.namespace)))
+    keep = partial(arqworker.work, settings, housekeeping, {"bus": bus, "store": store})
     fleet = Fleet(bus)
     on_batches = partial(work_on_batches, settings, bus, store, Images(fleet, outgoing, settings))
     courier = webhooks.Courier(bus, outgoing, timeout_s=settings.webhook_timeout_s)
     deliver = partial(arqworker.work, settings, webhooks.TRADE, {"courier": courier})
     async with asyncio.TaskGroup() as parts:
         parts.create_task(stand_up_again("looking at workers", fleet.watch))
-        parts.create_task(stand_up_again("arq", partial(arqworker.work, settings, housekeeping, {"bus": bus})))
+        parts.create_task(stand_up_again("arq", keep))
         parts.create_task(stand_up_again("webhooks", deliver))
         parts.create_task(stand_up_again("webhooks-sweep", partial(courier.sweep, settings)))
         parts.create_task(stand_up_again("outbox", partial(outbox.bridge, bus)))
