@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from shared.files import Piece
-from shared.ids import Kind, derived_id, digest_of, partition_in
+from shared.ids import Kind, digest_of, partition_in
 from shared.jobs import Compat
 from shared.webhooks import Webhook
 from shared.wire import Wire
@@ -153,8 +153,27 @@ def line_job_id(batch_id: str, line: int) -> str:
 
 
 def output_file_id(batch_id: str) -> str:
-    return derived_id(Kind.FILE, partition_in(batch_id, Kind.BATCH), batch_id, "output")
+    """Of the results: the batch's own digits, so that a file leads to its batch also before it has a record."""
+    partition, digits = _parts(batch_id, Kind.BATCH)
+    return f"{Kind.FILE}{partition}_{digits}"
 
 
 def error_file_id(batch_id: str) -> str:
-    return derived_id(Kind.FILE, partition_in(batch_id, Kind.BATCH), batch_id, "error")
+    """Of the errors: its digits turned over, which are never the same."""
+    partition, digits = _parts(batch_id, Kind.BATCH)
+    return f"{Kind.FILE}{partition}_{_turned(digits)}"
+
+
+def batches_of_file(file_id: str) -> tuple[str, str]:
+    """The batch whose results a file would be, and the one whose errors; most files are neither, and no such batch is.
+    ValueError when it is no id of a file."""
+    partition, digits = _parts(file_id, Kind.FILE)
+    return f"{Kind.BATCH}{partition}_{digits}", f"{Kind.BATCH}{partition}_{_turned(digits)}"
+
+
+def _parts(text: str, kind: Kind) -> tuple[int, str]:
+    return partition_in(text, kind), text.rpartition("_")[2]
+
+
+def _turned(digits: str) -> str:
+    return f"{int(digits, 16) ^ ((1 << 96) - 1):024x}"

@@ -158,8 +158,8 @@ class WebhookSettings(Settings):
 
     webhook_secret: Annotated[SecretStr | None, Flag("--webhook-secret")] = Field(
         None,
-        description="whsec_ and base64 of 24 to 64 bytes: signs for the webhooks of jobs and batches that name no secret"
-        " of their own",
+        description="whsec_ and base64 of 24 to 64 bytes: signs for webhooks of jobs and batches that name no secret of"
+        " their own",
     )
     webhook_timeout_s: Annotated[float, Flag("--webhook-timeout-s")] = Field(
         15.0, gt=0, le=25, description="seconds that a receiver may take for its answer"
@@ -655,7 +655,7 @@ class TasksSettings(RequestSettings, StoreSettings, WebhookSettings, BusSettings
     )
 
 
-class ServeSettings(ApiSettings, WorkerSettings, TasksSettings):
+class ServeSettings(ApiSettings, WorkerSettings, TasksSettings):  # type: ignore[misc]  # pydantic's plugin: its own additions clash
     """All roles on one machine."""
 
     role: ClassVar[str] = "serve"
@@ -671,7 +671,7 @@ class ServeSettings(ApiSettings, WorkerSettings, TasksSettings):
     )
 
 
-class RunSettings(WorkerSettings, TasksSettings):
+class RunSettings(WorkerSettings, TasksSettings):  # type: ignore[misc]  # the same
     """A bulk file from start to finish."""
 
     role: ClassVar[str] = "run"

@@ -11,6 +11,7 @@ import hashlib
 from functools import lru_cache
 from urllib.parse import quote
 
+from shared.ids import Kind, partition_in
 from shared.jobs import partition_of
 
 
@@ -38,6 +39,13 @@ class Keys:
         partition = partition_of(job_id)
         if partition >= self.partitions or not job_id.isascii():
             raise ValueError(f"not a job id here: {job_id!r}")
+        return self.prefix(partition)
+
+    def prefix_of_kind(self, text: str, kind: Kind) -> str:
+        """The same of what is no job. ValueError when it can be no id of that kind here."""
+        partition = partition_in(text, kind)
+        if partition >= self.partitions:
+            raise ValueError(f"not an id of a {kind.name.lower()} here: {text!r}")
         return self.prefix(partition)
 
     def job(self, job_id: str) -> str:
@@ -78,6 +86,17 @@ class Keys:
     def index(self, partition: int, tenant: str) -> str:
         """A tenant's jobs by their age."""
         return f"{self.prefix(partition)}jobs:{part(tenant)}"
+
+    def file(self, file_id: str) -> str:
+        return f"{self.prefix_of_kind(file_id, Kind.FILE)}file:{file_id}"
+
+    def files(self, partition: int, tenant: str) -> str:
+        """A tenant's files by their age."""
+        return f"{self.prefix(partition)}files:{part(tenant)}"
+
+    def due_files(self, partition: int) -> str:
+        """Files by the time at which they go."""
+        return f"{self.prefix(partition)}due_files"
 
     def idempotency(self, partition: int, tenant: str, key: str) -> str:
         return f"{self.prefix(partition)}idem:{part(tenant)}:{part(key)}"
