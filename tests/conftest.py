@@ -27,8 +27,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REDIS_SERVER = shutil.which("redis-server")
 
-BOUNDED_OTHERWISE = ("q:", "turn:", "load:", "due", "lanes", "dead", "outbox", "partitions")
-"""Keys, after their prefix, that may stay without an expiry: lanes and what belongs to them, and lists with a cap."""
+BOUNDED_OTHERWISE = (
+    *("q:", "turn:", "load:", "due", "lanes", "dead", "outbox", "partitions"),
+    *("endpoint:", "endpoints:"),
+)
+"""Keys, after their prefix, that may stay without an expiry: lanes and what belongs to them, lists with a cap, and what
+a tenant made by name and may only have some of."""
 
 
 LONG_FIRST = ("end_to_end", "faults", "clients", "chaos")
