@@ -26,8 +26,7 @@ class Count(NamedTuple):
 
     @classmethod
     def of(cls, batch: Batch, at: float) -> Self:
-        n_bad = batch.n_total - batch.n_planned
-        return cls(at, batch.n_completed + batch.n_failed - n_bad, batch.usage.output_tokens)
+        return cls(at, batch.n_records - batch.n_bad, batch.usage.output_tokens)
 
 
 class Rate(NamedTuple):
@@ -79,4 +78,4 @@ def eta_s(batch: Batch, rate: Rate | None) -> float | None:
     """Seconds until a batch's last line is done; None when nobody can say."""
     if batch.is_stopping or rate is None or rate.lines <= 0:
         return None
-    return (batch.n_total - batch.n_completed - batch.n_failed) / rate.lines
+    return (batch.n_total - batch.n_records) / rate.lines

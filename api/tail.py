@@ -154,7 +154,7 @@ class BatchEvents:
             case Part(raw):
                 return self._lines(raw)
             case Standing(batch, rate) if self.is_over:
-                return sse.event(batch.n_completed + batch.n_failed + 1, "done", batch_json(batch, rate))
+                return sse.event(batch.n_records + 1, "done", batch_json(batch, rate))
             case Standing(batch, rate):
                 return sse.notice("progress", progress_json(batch, rate))
 
