@@ -520,6 +520,8 @@ class JobRecord(Wire):
     eta_s: float | None = None
     body: str | None = None
     metadata: dict[str, str] = {}
+    webhook: Webhook | None = Field(None, exclude=True)
+    """Its secret is in no answer."""
     finished: Finished | None = None
 
     @property

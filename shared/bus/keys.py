@@ -57,6 +57,27 @@ class Keys:
     def live(self, job_id: str) -> str:
         return f"{self.prefix_of(job_id)}live:{job_id}"
 
+    def prefix_of_batch(self, batch_id: str) -> str:
+        """The same of a batch. ValueError when it can be no batch of ours."""
+        partition = partition_in(batch_id, Kind.BATCH)
+        if partition >= self.partitions:
+            raise ValueError(f"not a batch id here: {batch_id!r}")
+        return self.prefix(partition)
+
+    def batch(self, batch_id: str) -> str:
+        return f"{self.prefix_of_batch(batch_id)}batch:{batch_id}"
+
+    def batches(self, partition: int, tenant: str) -> str:
+        """A tenant's batches by their age."""
+        return f"{self.prefix(partition)}batches:{part(tenant)}"
+
+    def batch_idempotency(self, partition: int, tenant: str, key: str) -> str:
+        return f"{self.prefix(partition)}idem_batch:{part(tenant)}:{part(key)}"
+
+    def batch_made_of(self, partition: int, tenant: str, fingerprint: str) -> str:
+        """The batch that was made last of the same request."""
+        return f"{self.prefix(partition)}made_batch:{part(tenant)}:{part(fingerprint)}"
+
     def lane(self, partition: int, model: str, lane: str, tenant: str) -> str:
         return f"{self.prefix(partition)}q:{part(model)}:{lane}:{part(tenant)}"
 

@@ -7,8 +7,9 @@ Knows nothing of who is told, or how.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+from shared.batches import BatchStatus
 from shared.bus.connect import Sender
 from shared.bus.keys import Keys
 from shared.bus.script import ask
@@ -19,8 +20,10 @@ class OutboxRow(NamedTuple):
     partition: int
     row_id: str
     """Its place in the partition's outbox; with the partition, the row's identity."""
-    job_id: str
-    status: JobStatus
+    kind: Literal["job", "batch"]
+    id: str
+    """Of the job or of the batch that ended."""
+    status: JobStatus | BatchStatus
 
 
 class Outbox:
@@ -48,5 +51,7 @@ class Outbox:
 
 def _row(partition: int, entry: tuple[bytes, list[bytes]]) -> OutboxRow:
     row_id, flat = entry
-    fields = dict(zip(flat[::2], flat[1::2], strict=True))
-    return OutboxRow(partition, row_id.decode(), fields[b"job"].decode(), JobStatus(fields[b"status"].decode()))
+    fields = {name.decode(): text.decode() for name, text in zip(flat[::2], flat[1::2], strict=True)}
+    if "batch" in fields:
+        return OutboxRow(partition, row_id.decode(), "batch", fields["batch"], BatchStatus(fields["status"]))
+    return OutboxRow(partition, row_id.decode(), "job", fields["job"], JobStatus(fields["status"]))

@@ -1,0 +1,25 @@
+-- The one way in which a batch ends.
+-- Invariant: a batch ends once; then nobody holds it or looks at it, it has one outbox row, and all that is kept of it
+-- has its time. What of it is in the store and belongs to no file is in `remains` until somebody has deleted it.
+-- uses: outbox
+
+local REMAINS_MS = 600000 -- a holder that was held up may still write an object
+
+-- A key of many batches lives as long as the longest of them.
+local function keep_until(key, ms)
+  redis.call('PEXPIREAT', key, ms, 'NX')
+  redis.call('PEXPIREAT', key, ms, 'GT')
+end
+
+-- `token`: of who ends it; `keep_ms`: how long its record stays.
+local function end_batch(prefix, id, now, status, token, keep_ms)
+  local batch = prefix .. 'batch:' .. id
+  redis.call('HSET', batch, 'status', status, status .. '_ms', now, 'ended_by', token)
+  redis.call('HDEL', batch, 'hold', 'attend', 'wake_at')
+  redis.call('ZREM', prefix .. 'attention', id)
+  redis.call('UNLINK', batch .. ':flights', batch .. ':ended', batch .. ':refused')
+  redis.call('PEXPIRE', batch, keep_ms)
+  redis.call('PEXPIRE', batch .. ':segments', keep_ms)
+  redis.call('ZADD', prefix .. 'remains', now + REMAINS_MS, id)
+  tell(prefix, 'batch', id, status)
+end
