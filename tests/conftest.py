@@ -17,7 +17,7 @@ import structlog
 from shared.bus import EmbeddedServer
 from shared.settings import BusSettings
 
-pytest_plugins = ["tests.served"]
+pytest_plugins = ["tests.s3", "tests.served"]
 
 # As in a role that runs: standard output is for what a command has to say.
 structlog.configure(logger_factory=structlog.stdlib.LoggerFactory())
