@@ -19,6 +19,7 @@ from api.schemas.dialect import DIALECTS, Dialect
 from api.schemas.strict import to_json
 from shared.bus import Bus
 from shared.settings import ApiSettings
+from shared.store import Store
 
 STOPPING = "The server is shutting down"
 
@@ -30,6 +31,7 @@ has of a request, about 10 kB, would be kept for all of a stream's hours."""
 @dataclass(frozen=True, slots=True)
 class Context:
     bus: Bus
+    store: Store
     fleet: Fleet
     outgoing: Outgoing
     settings: ApiSettings
