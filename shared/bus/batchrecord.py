@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from urllib.parse import unquote
 
 from pydantic import TypeAdapter
 
@@ -30,7 +29,17 @@ GIVEN = {
 }
 """What never changes, in one field."""
 
-_TIMES = ("created", "in_progress", "expires", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
+_TIMES = (
+    "created",
+    "in_progress",
+    "expires",
+    "finalizing",
+    "completed",
+    "failed",
+    "expired",
+    "cancelling",
+    "cancelled",
+)
 _COUNTS = ("n_total", "n_planned", "n_fed", "plan_offset", "n_in_flight", "n_completed", "n_failed", "n_segments")
 _TOKENS = tuple(Usage.model_fields)
 _WORDS = ("given", "status", "model", "faults", "output_file_id", "error_file_id")
@@ -82,7 +91,7 @@ class BatchRecords:
         self._link = link
 
     async def record(self, batch_id: str, tenant: str | None = None) -> Batch | None:
-        """What is known of a batch; None when there is none of that id, or not of that tenant. Raises BusUnavailable."""
+        """What is known of a batch; None when there is none of that id or of that tenant. Raises BusUnavailable."""
         try:
             key = self._keys.batch(batch_id)
         except ValueError:
@@ -97,7 +106,7 @@ class BatchRecords:
         return [read_segment(number, row) for number, row in enumerate(rows, start)]
 
     async def _say(
-        self, name: str, batch_id: str, names: tuple[str, ...], arguments: tuple[str | bytes | int | float, ...]
+        self, name: str, batch_id: str, names: Sequence[str], arguments: Sequence[str | bytes | int | float]
     ) -> Reply:
         """What a script of batches answers; its first key is the batch. Raises BusUnavailable."""
         which = script(f"batches/{name}")

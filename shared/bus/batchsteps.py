@@ -1,8 +1,8 @@
 """What is done with a batch between its making and its end, step by step, by who holds it.
 
-Validated lines stand in a plan. They are fed in its order, each with a move of the batch's cursor, end in any order, and
-are collected into segments. Every write carries the hold, is one script, and may be said again. Knows no store: that a
-segment's objects are there before it is said is the caller's business, as is the plan.
+Good lines stand in a plan. They are fed in its order, each with a move of the batch's cursor, end in any order, and are
+collected into segments. Every write carries the hold, is one script, and may be said again. Knows no store: that the
+plan and a segment's objects are there before they are told of here is the caller's business.
 """
 
 from __future__ import annotations
@@ -230,20 +230,22 @@ class BatchSteps(Holds):
             raise ValueError(f"{len(job_ids)} lines are more than the {MAX_COLLECTED} of one segment")
         batch = self._keys.batch(hold.batch_id)
         names = (f"{batch}:segments", f"{batch}:flights", f"{batch}:ended", f"{batch}:refused")
-        arguments = (
+        unfed = unfed or Unfed(0, 0)
+        arguments: list[str | int] = [
             self._keys.prefix_of_batch(hold.batch_id),
             hold.token,
             segment.number,
             write_segment(segment),
             n_completed,
             n_failed,
-            *(unfed or Unfed(0, 0)),
+            unfed.n_lines,
+            unfed.plan_offset,
             usage.input_tokens,
             usage.cached_tokens,
             usage.output_tokens,
             usage.reasoning_tokens,
             *job_ids,
-        )
+        ]
         answer = await self._say("collect", hold.batch_id, names, arguments)
         if answer == b"wrong":
             raise ValueError("lines that are at work, or counts that are not those of the lines")
@@ -265,7 +267,7 @@ class BatchSteps(Holds):
         pieces = [segment_pieces(batch.id, segment) for segment in await self.segments(batch.id)]
         output = _file(batch, output_file_id(batch.id), "output", [output for output, _ in pieces])
         errors = _file(batch, error_file_id(batch.id), "error", [error for _, error in pieces])
-        arguments = (
+        arguments: list[str | int] = [
             self._keys.prefix_of_batch(batch.id),
             batch.id,
             hold.token,
@@ -275,7 +277,7 @@ class BatchSteps(Holds):
             round((batch.output_life_s or retention_s) * 1000),
             *((output.id, output.to_json()) if output.pieces else ("", "")),
             *((errors.id, errors.to_json()) if errors.pieces else ("", "")),
-        )
+        ]
         return bool(await self._say("finish", batch.id, (), arguments))
 
     async def _plan_offset(self, batch_id: str) -> int:

@@ -23,7 +23,7 @@ NEWEST = Place(math.inf, "")
 
 
 async def place_of(link: Sender, index: str, thing_id: str) -> Place | None:
-    """From the index: it still has the places of things that have gone since they were listed. Raises BusUnavailable."""
+    """From the index, which still has those of things that have gone since they were listed. Raises BusUnavailable."""
     [created_ms] = await ask(link, [("ZSCORE", index, thing_id)])
     return None if created_ms is None else Place(int(created_ms), thing_id)
 
