@@ -23,6 +23,7 @@ from api.problems import body_of
 from api.relay import Departure, Stream
 from api.schemas.batches import batch_json, progress_json
 from shared.batches import Batch, Segment, segment_pieces
+from shared.bus import Batches
 from shared.errors import BusUnavailable, StoreUnavailable, UnknownBatch, UnknownFile
 from shared.files import Piece
 from shared.store import Store
@@ -123,12 +124,12 @@ class BatchEvents:
     An event's id stands behind its data: what is cut within a record has none, and is sent again.
     """
 
-    def __init__(self, context: Context, batch: Batch, after: int) -> None:
+    def __init__(self, batches: Batches, store: Store, batch: Batch, after: int) -> None:
         self.framing = Framing(sse.HEADERS, lambda: b"" if self._is_within else sse.KEEP_ALIVE)
         self.is_over = False
-        self._batches = context.bus.batches
+        self._batches = batches
         self._batch = batch
-        self._records = Records(context.store, batch.id, after)
+        self._records = Records(store, batch.id, after)
         self._pace = Pace(batch)
         self._number = after
         """Of the last record whose end was said."""
@@ -227,7 +228,7 @@ class EventsResponse:
     """A batch's events from a number on, until it ends or the reader goes."""
 
     def __init__(self, context: Context, batch: Batch, after: int) -> None:
-        self._events = BatchEvents(context, batch, after)
+        self._events = BatchEvents(context.bus.batches, context.store, batch, after)
         self._keep_alive_s = context.settings.keep_alive_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

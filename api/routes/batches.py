@@ -5,7 +5,9 @@ Nothing here runs a line: a batch is a record that the tasks processes find.
 
 from __future__ import annotations
 
+import re
 import time
+from typing import NamedTuple, Self
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -28,14 +30,21 @@ from shared.batches import Batch, BatchStatus
 from shared.errors import InvalidRequest, UnknownBatch
 from shared.files import Purpose
 
-IDEMPOTENCY = "The same key with the same body is the same batch."
-REPEATS = "Says how often OpenAI's client has sent this before: then the batch that it made is the answer."
+REPEATS = "X-Stainless-Retry-Count"
+"""How often OpenAI's client says that it has sent this before, after no answer or a bad one."""
+
+SAID_AGAIN = {
+    "Idempotency-Key": "The same key with the same body is the same batch.",
+    REPEATS: "From 1 on, and without a key: the batch that the same body made in the last ten minutes, if it made one.",
+}
+
+_SENT_BEFORE = re.compile(r"0*[1-9][0-9]*", re.ASCII)
 
 
 @described(
     "Run a file of requests",
     reads=BatchFields,
-    headers={"Idempotency-Key": IDEMPOTENCY, "X-Stainless-Retry-Count": REPEATS},
+    headers=SAID_AGAIN,
     gives=answers.Batch,
     reach=Reach.FLEET,
     fails=(409,),
@@ -44,9 +53,12 @@ async def create(request: Request) -> Response:
     """The new batch, or the old one when it is asked for again. What is wrong with the file shows in the batch."""
     context, tenant = context_of(request), tenant_of(request)
     fields = await read_as(request, context.max_body, lambda raw: read(BatchFields, raw))
+    asking = Asking.of(request, fingerprint(fields))
+    if earlier := await context.bus.batches.made_before(tenant, **asking._asdict()):
+        return _answer(await _batch(context, tenant, earlier))
     await _check_input(context, tenant, fields.input_file_id)
     batch = Batch(
-        id=context.bus.batches.new_id(idempotency_key_of(request), tenant),
+        id=context.bus.batches.new_id(asking.idempotency_key, tenant),
         tenant=tenant,
         endpoint=fields.endpoint,
         compat=context.dialect.name,
@@ -56,7 +68,7 @@ async def create(request: Request) -> Response:
         output_life_s=fields.output_life_s,
         metadata=fields.metadata,
     )
-    return await _made(request, batch, fingerprint(fields))
+    return await _made(context, batch, asking)
 
 
 @described("Batches, newest first", query=BatchListFields, gives=answers.BatchList, reach=Reach.FLEET)
@@ -73,13 +85,13 @@ async def index(request: Request) -> Response:
 
 @described("How a batch stands", gives=answers.Batch, reach=Reach.FLEET, fails=(404,))
 async def show(request: Request) -> Response:
-    return _answer(await _batch(request))
+    return _answer(await _asked(request))
 
 
 @described("Cancel a batch", gives=answers.Batch, reach=Reach.FLEET, fails=(400, 404))
 async def cancel(request: Request) -> Response:
     """The batch as it is now. Lines that are done stay done; those at work are stopped."""
-    batch = await context_of(request).bus.batches.cancel((await _batch(request)).id)
+    batch = await context_of(request).bus.batches.cancel((await _asked(request)).id)
     # Who asks again may have lost the first answer.
     if batch.status.is_ended and batch.status is not BatchStatus.CANCELLED:
         raise InvalidRequest(f"The batch has ended as {batch.status.value}, and cannot be cancelled any more")
@@ -90,7 +102,7 @@ async def cancel(request: Request) -> Response:
     "Run the lines of a batch again that failed",
     reads=RetryFields,
     needs_body=False,
-    headers={"Idempotency-Key": IDEMPOTENCY, "X-Stainless-Retry-Count": REPEATS},
+    headers=SAID_AGAIN,
     gives=answers.Batch,
     reach=Reach.FLEET,
     fails=(404, 409),
@@ -100,14 +112,15 @@ async def retry(request: Request) -> Response:
     out."""
     context, tenant = context_of(request), tenant_of(request)
     fields = read(RetryFields, await read_body_if_any(request, context.max_body))
-    old = await _batch(request)
+    old = await _asked(request)
+    asking = Asking.of(request, fingerprint(fields, old.id))
     if not old.status.is_ended:
         raise InvalidRequest(f"The batch is {old.status.value}: its lines can be run again when it has ended")
     if old.n_failed - old.n_bad <= 0:
         raise InvalidRequest("No line of the batch can be run again: none that is a request has failed")
     window = fields.completion_window or old.completion_window
     batch = Batch(
-        id=context.bus.batches.new_id(idempotency_key_of(request), tenant),
+        id=context.bus.batches.new_id(asking.idempotency_key, tenant),
         tenant=tenant,
         endpoint=old.endpoint,
         compat=old.compat,
@@ -119,7 +132,7 @@ async def retry(request: Request) -> Response:
         webhook=old.webhook,
         retry_of=old.id,
     )
-    return await _made(request, batch, fingerprint(fields, old.id))
+    return await _made(context, batch, asking)
 
 
 @described(
@@ -135,7 +148,7 @@ async def events(request: Request) -> ASGIApp:
     """`line` has the record of a line, as it stands in one of the two files, `progress` tells how the batch gets on,
     about each second in which that has changed, and `done` has the batch at its end."""
     after = after_of(request)
-    batch = await _batch(request)
+    batch = await _asked(request)
     if request.method == "HEAD":
         return Response(headers=sse.HEADERS)
     if batch.status.is_ended and after > batch.n_records:
@@ -144,10 +157,27 @@ async def events(request: Request) -> ASGIApp:
     return EventsResponse(context_of(request), batch, after)
 
 
-async def _batch(request: Request) -> Batch:
+class Asking(NamedTuple):
+    """By what a batch is known again that has been asked for before."""
+
+    idempotency_key: str | None
+    fingerprint: str
+    repeats: bool
+
+    @classmethod
+    def of(cls, request: Request, fingerprint: str) -> Self:
+        """A key says all: who has one may ask for the same twice. Raises InvalidRequest."""
+        key, count = idempotency_key_of(request), header_of(request, REPEATS) or ""
+        return cls(key, fingerprint, key is None and bool(_SENT_BEFORE.fullmatch(count)))
+
+
+async def _asked(request: Request) -> Batch:
+    return await _batch(context_of(request), tenant_of(request), request.path_params["batch_id"])
+
+
+async def _batch(context: Context, tenant: str, batch_id: str) -> Batch:
     """Raises UnknownBatch for another tenant's batch exactly as for none."""
-    batches = context_of(request).bus.batches
-    batch = await batches.record(request.path_params["batch_id"], tenant_of(request))
+    batch = await context.bus.batches.record(batch_id, tenant)
     if batch is None:
         raise UnknownBatch(GONE)
     return batch
@@ -162,24 +192,9 @@ async def _check_input(context: Context, tenant: str, file_id: str) -> None:
         raise bad_field("input_file_id", f"the file was uploaded with purpose '{record.purpose.value}', not 'batch'")
 
 
-async def _made(request: Request, batch: Batch, fingerprint: str) -> Response:
-    batches = context_of(request).bus.batches
-    receipt = await batches.create(
-        batch,
-        idempotency_key=idempotency_key_of(request),
-        fingerprint=fingerprint,
-        repeats=_repeats(request),
-    )
-    made = await batches.record(receipt.batch_id, batch.tenant)
-    if made is None:
-        raise UnknownBatch(GONE)
-    return _answer(made)
-
-
-def _repeats(request: Request) -> bool:
-    """Whether OpenAI's client says that it has sent this before."""
-    count = header_of(request, "X-Stainless-Retry-Count") or "0"
-    return count.isdecimal() and int(count[:9]) > 0
+async def _made(context: Context, batch: Batch, asking: Asking) -> Response:
+    receipt = await context.bus.batches.create(batch, **asking._asdict())
+    return _answer(await _batch(context, batch.tenant, receipt.batch_id))
 
 
 def _answer(batch: Batch) -> Response:

@@ -10,32 +10,15 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from api.tail import PIECE, Records
+from api.tail import PIECE, BatchEvents, Part, Records
 from shared.batches import Batch, Segment, segment_pieces
 from shared.bus import Bus
 from shared.errors import StoreUnavailable
 from shared.settings import ApiSettings
-from shared.store import Store, open_store
+from shared.store import Store
 from tests.api.conftest import Api, serve
 from tests.api.scripted_tasks import ScriptedTasks, record
 from tests.api.sse_lines import Event, events
-
-
-@pytest.fixture
-async def store(settings: ApiSettings) -> AsyncIterator[Store]:
-    async with open_store(settings.store_url.get_secret_value()) as opened:
-        yield opened
-
-
-@pytest.fixture
-def tasks(bus: Bus, store: Store) -> ScriptedTasks:
-    return ScriptedTasks(bus, store)
-
-
-@pytest.fixture
-async def api(settings: ApiSettings) -> AsyncIterator[Api]:
-    async with serve(settings) as served:
-        yield served
 
 
 @pytest.fixture
@@ -212,11 +195,11 @@ async def test_a_look_at_the_headers_opens_no_stream(api: Api, batch_id: str) ->
 
 
 async def test_silence_is_filled_with_comments(settings: ApiSettings, tasks: ScriptedTasks, batch_id: str) -> None:
-    async with serve(settings.model_copy(update={"keep_alive_s": 0.1})) as api:
-        async with listening(api, batch_id) as listener:
-            await listener.until(lambda _: listener.heard.count(": keep-alive") >= 2)
-            await tasks.reject(batch_id)
-            assert [event.name for event in await listener.rest()] == ["progress", "done"]
+    lively = settings.model_copy(update={"keep_alive_s": 0.1})
+    async with serve(lively) as api, listening(api, batch_id) as listener:
+        await listener.until(lambda _: listener.heard.count(": keep-alive") >= 2)
+        await tasks.reject(batch_id)
+        assert [event.name for event in await listener.rest()] == ["progress", "done"]
 
 
 async def test_a_reader_goes_on_at_another_api_process(
@@ -232,8 +215,8 @@ async def test_a_reader_goes_on_at_another_api_process(
         assert lines_of(await all_events(other, batch_id, int(last.id or 0)))[-1] == ("3", "c")
 
 
-async def test_a_batch_that_goes_while_it_is_followed_says_so(
-    api: Api, bus: Bus, settings: ApiSettings, tasks: ScriptedTasks, store: Store, batch_id: str
+async def test_a_batch_whose_records_are_gone_says_so(
+    api: Api, bus: Bus, tasks: ScriptedTasks, store: Store, batch_id: str
 ) -> None:
     await tasks.begin(batch_id, 1)
     await tasks.write(batch_id, [record("a")])
@@ -276,3 +259,24 @@ async def test_a_store_that_comes_and_goes_loses_no_byte(store: Store) -> None:
         with suppress(StoreUnavailable):
             read += await records.read()
     assert read == b"".join(b"%d\n" % number for number in range(777, 100_000))
+
+
+async def test_nothing_is_said_in_the_middle_of_a_record(
+    bus: Bus, store: Store, tasks: ScriptedTasks, batch_id: str
+) -> None:
+    long = record("a", text="x" * 2 * PIECE)
+    await tasks.begin(batch_id, 2)
+    await tasks.write(batch_id, [long])
+    batch = await bus.batches.record(batch_id)
+    assert batch is not None
+    told = BatchEvents(bus.batches, store, batch, 0)
+    said = b""
+    while not said.endswith(b"\n\n"):
+        heard = await told.next(5)
+        if not isinstance(heard, Part):
+            continue
+        said += told.say(heard)
+        if not said.endswith(b"\n\n"):
+            assert (told.framing.keep_alive(), told.failed(StoreUnavailable("away"))) == (b"", b"")
+    assert events(said.decode().split("\n")) == [Event("1", "line", long)]
+    assert told.framing.keep_alive() and told.failed(StoreUnavailable("away"))
