@@ -127,15 +127,15 @@ def create_app(settings: ApiSettings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Any]]:
         async with (
-            open_store(settings.store_url.get_secret_value()) as store,
             open_bus(settings, name="api") as bus,
+            open_store(settings.store_url.get_secret_value()) as store,
             Outgoing.open(settings.allow_hosts) as outgoing,
             asyncio.TaskGroup() as tasks,
         ):
             fleet = Fleet(bus)
             await fleet.look()
             watch = tasks.create_task(fleet.watch())
-            yield {"context": Context(bus, store, fleet, outgoing, settings, Profiles(bus, fleet), tasks.create_task)}
+            yield {"context": Context(bus, fleet, outgoing, settings, Profiles(bus, fleet), store, tasks.create_task)}
             watch.cancel()
 
     app = FastAPI(

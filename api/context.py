@@ -31,11 +31,12 @@ has of a request, about 10 kB, would be kept for all of a stream's hours."""
 @dataclass(frozen=True, slots=True)
 class Context:
     bus: Bus
-    store: Store
     fleet: Fleet
     outgoing: Outgoing
     settings: ApiSettings
     profiles: Profiles
+    store: Store
+    """Bytes of files."""
     spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
     """Runs what must outlive a request; the app waits for it before it closes the bus. It must not raise."""
     started_at: float = field(default_factory=time.time)

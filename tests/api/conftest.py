@@ -78,10 +78,9 @@ def redis_process() -> Iterator[RedisProcess]:
 
 
 @pytest.fixture
-def settings(redis_process: RedisProcess, tmp_path: Path) -> ApiSettings:
+def settings(redis_process: RedisProcess) -> ApiSettings:
     return ApiSettings(
         redis_url=SecretStr(redis_process.url),
-        store_url=SecretStr(str(tmp_path / "store")),
         namespace=f"t{secrets.token_hex(6)}",
         lease_s=30,
         deadline_s=30,
