@@ -174,7 +174,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _serve(settings: ApiSettings, listener: socket.socket, tls: ssl.SSLContext | None) -> int:
-    async with open_bus(settings, name="api") as bus:
+    # What is wrong with their URLs is said before anything is promised.
+    async with open_bus(settings, name="api") as bus, open_store(settings.store_url.get_secret_value()):
         try:
             await bus.check_server()
         except BusUnavailable as error:
