@@ -31,17 +31,33 @@ from api.port.server import SHUTDOWN_S, Server, config_of
 from api.port.tls import server_context
 from api.problems import on_error
 from api.profiles import Profiles
-from api.routes import adapters, docs, jobs, llamacpp, metrics, models, ollama, openai, props, responses, slots, status
+from api.routes import (
+    adapters,
+    batches,
+    docs,
+    jobs,
+    llamacpp,
+    metrics,
+    models,
+    ollama,
+    openai,
+    props,
+    responses,
+    slots,
+    status,
+)
 from shared import telemetry
 from shared.bus import ADVICE, open_bus
 from shared.descriptors import make_room_for
 from shared.errors import BusUnavailable, SlotstreamError
 from shared.settings import ApiSettings, ConfigError
+from shared.store import open_store
 
 log = structlog.get_logger(__name__)
 
 PROBE = ["GET", "HEAD"]
 
+BATCHES = ByMethod(GET=batches.index, POST=batches.create).answer
 RESPONSE = ByMethod(GET=responses.show, DELETE=responses.delete).answer
 
 ROUTES: list[BaseRoute] = [
@@ -58,6 +74,11 @@ ROUTES: list[BaseRoute] = [
     Route("/v1/models", models.index, methods=["GET"]),
     Route("/models", models.index, methods=["GET"]),
     Route("/v1/models/{model:path}", models.show, methods=["GET"]),
+    Route("/v1/batches", BATCHES, methods=["GET", "POST"]),
+    Route("/v1/batches/{batch_id}", batches.show, methods=["GET"]),
+    Route("/v1/batches/{batch_id}/cancel", batches.cancel, methods=["POST"]),
+    Route("/v1/batches/{batch_id}/retry", batches.retry, methods=["POST"]),
+    Route("/v1/batches/{batch_id}/events", batches.events, methods=["GET"]),
     Route("/v1/jobs", ByMethod(GET=jobs.index, POST=jobs.create).answer, methods=["GET", "POST"]),
     Route("/v1/jobs/{job_id}", jobs.show, methods=["GET"]),
     Route("/v1/jobs/{job_id}/cancel", jobs.cancel, methods=["POST"]),
@@ -108,13 +129,14 @@ def create_app(settings: ApiSettings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Any]]:
         async with (
             open_bus(settings, name="api") as bus,
+            open_store(settings.store_url.get_secret_value()) as store,
             Outgoing.open(settings.allow_hosts) as outgoing,
             asyncio.TaskGroup() as tasks,
         ):
             fleet = Fleet(bus)
             await fleet.look()
             watch = tasks.create_task(fleet.watch())
-            yield {"context": Context(bus, fleet, outgoing, settings, Profiles(bus, fleet), tasks.create_task)}
+            yield {"context": Context(bus, fleet, outgoing, settings, Profiles(bus, fleet), store, tasks.create_task)}
             watch.cancel()
 
     app = FastAPI(
@@ -152,7 +174,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _serve(settings: ApiSettings, listener: socket.socket, tls: ssl.SSLContext | None) -> int:
-    async with open_bus(settings, name="api") as bus:
+    # What is wrong with their URLs is said before anything is promised.
+    async with open_bus(settings, name="api") as bus, open_store(settings.store_url.get_secret_value()):
         try:
             await bus.check_server()
         except BusUnavailable as error:

@@ -6,15 +6,18 @@ import asyncio
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
+from pydantic import SecretStr
 
 from api.outgoing import Outgoing
-from api.tasks import app
+from api.tasks import arqworker, outbox
+from api.tasks.app import stand_up_again
 from api.tasks.arqmarks import MARK_S
-from api.tasks.webhooks.courier import LIMITS
+from api.tasks.webhooks.courier import TRADE, open_courier
 from api.webhooks.signing import new_secret
 from shared.bus import Bus, open_bus
 from shared.errors import BusUnavailable
@@ -26,6 +29,11 @@ from tests.api.tasks.webhooks.conftest import Post, ended_job
 from tests.receiver import Receiver, hang, receiving
 
 ALLOWED = {"SLOTSTREAM_ALLOW_HOSTS": "127.0.0.1"}
+
+
+@pytest.fixture
+def settings(server: RestartableServer) -> TasksSettings:
+    return TasksSettings(redis_url=SecretStr(server.url), allow_hosts=("127.0.0.1",))
 
 
 @pytest.fixture
@@ -43,14 +51,20 @@ async def post(bus: Bus) -> AsyncIterator[Post]:
 
 @asynccontextmanager
 async def tasks(settings: TasksSettings) -> AsyncIterator[None]:
-    """All parts of the tasks role, in this process."""
-    async with open_bus(settings, name="tasks") as bus, Outgoing.open(("127.0.0.1",), limits=LIMITS) as outgoing:
-        work = asyncio.create_task(app._work(settings, bus, outgoing))
+    """What the tasks role does for webhooks, in this process."""
+    async with open_bus(settings, name="tasks") as bus, open_courier(settings, bus) as courier:
+        parts: list[Callable[[], Awaitable[None]]] = [
+            partial(arqworker.work, settings, TRADE, {"courier": courier}),
+            partial(courier.sweep, settings),
+            partial(outbox.bridge, bus),
+        ]
+        running = [asyncio.create_task(stand_up_again("webhooks", part)) for part in parts]
         try:
             yield
         finally:
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
+            for part in running:
+                part.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
 
 
 async def until_delivered(bus: Bus, endpoint: Endpoint, count: int) -> None:
