@@ -31,7 +31,21 @@ from api.port.server import SHUTDOWN_S, Server, config_of
 from api.port.tls import server_context
 from api.problems import on_error
 from api.profiles import Profiles
-from api.routes import adapters, docs, jobs, llamacpp, metrics, models, ollama, openai, props, responses, slots, status
+from api.routes import (
+    adapters,
+    batches,
+    docs,
+    jobs,
+    llamacpp,
+    metrics,
+    models,
+    ollama,
+    openai,
+    props,
+    responses,
+    slots,
+    status,
+)
 from shared import telemetry
 from shared.bus import ADVICE, open_bus
 from shared.descriptors import make_room_for
@@ -43,6 +57,7 @@ log = structlog.get_logger(__name__)
 
 PROBE = ["GET", "HEAD"]
 
+BATCHES = ByMethod(GET=batches.index, POST=batches.create).answer
 RESPONSE = ByMethod(GET=responses.show, DELETE=responses.delete).answer
 
 ROUTES: list[BaseRoute] = [
@@ -59,6 +74,11 @@ ROUTES: list[BaseRoute] = [
     Route("/v1/models", models.index, methods=["GET"]),
     Route("/models", models.index, methods=["GET"]),
     Route("/v1/models/{model:path}", models.show, methods=["GET"]),
+    Route("/v1/batches", BATCHES, methods=["GET", "POST"]),
+    Route("/v1/batches/{batch_id}", batches.show, methods=["GET"]),
+    Route("/v1/batches/{batch_id}/cancel", batches.cancel, methods=["POST"]),
+    Route("/v1/batches/{batch_id}/retry", batches.retry, methods=["POST"]),
+    Route("/v1/batches/{batch_id}/events", batches.events, methods=["GET"]),
     Route("/v1/jobs", ByMethod(GET=jobs.index, POST=jobs.create).answer, methods=["GET", "POST"]),
     Route("/v1/jobs/{job_id}", jobs.show, methods=["GET"]),
     Route("/v1/jobs/{job_id}/cancel", jobs.cancel, methods=["POST"]),
