@@ -33,6 +33,7 @@ from api.problems import on_error
 from api.profiles import Profiles
 from api.routes import (
     adapters,
+    batches,
     docs,
     files,
     jobs,
@@ -57,6 +58,7 @@ log = structlog.get_logger(__name__)
 
 PROBE = ["GET", "HEAD"]
 
+BATCHES = ByMethod(GET=batches.index, POST=batches.create).answer
 RESPONSE = ByMethod(GET=responses.show, DELETE=responses.delete).answer
 
 ROUTES: list[BaseRoute] = [
@@ -76,6 +78,11 @@ ROUTES: list[BaseRoute] = [
     Route("/v1/files", ByMethod(GET=files.index, POST=files.create).answer, methods=["GET", "POST"]),
     Route("/v1/files/{file_id}", ByMethod(GET=files.show, DELETE=files.delete).answer, methods=["GET", "DELETE"]),
     Route("/v1/files/{file_id}/content", files.content, methods=["GET"]),
+    Route("/v1/batches", BATCHES, methods=["GET", "POST"]),
+    Route("/v1/batches/{batch_id}", batches.show, methods=["GET"]),
+    Route("/v1/batches/{batch_id}/cancel", batches.cancel, methods=["POST"]),
+    Route("/v1/batches/{batch_id}/retry", batches.retry, methods=["POST"]),
+    Route("/v1/batches/{batch_id}/events", batches.events, methods=["GET"]),
     Route("/v1/jobs", ByMethod(GET=jobs.index, POST=jobs.create).answer, methods=["GET", "POST"]),
     Route("/v1/jobs/{job_id}", jobs.show, methods=["GET"]),
     Route("/v1/jobs/{job_id}/cancel", jobs.cancel, methods=["POST"]),
