@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
@@ -112,6 +113,14 @@ class Bus:
         """Returns when the server answers. Raises BusUnavailable."""
         for node in await self._link.nodes():
             await ask(node, [("PING",)], tries=1)
+
+    async def identity(self) -> str:
+        """What tells this system from all others, and from what it was before its data were lost. Raises
+        BusUnavailable."""
+        key = self._keys.identity
+        [_, identity] = await ask(self._link, [("SET", key, secrets.token_hex(12), "NX"), ("GET", key)])
+        text: str = identity.decode()
+        return text
 
     async def reach(self) -> None:
         """Waits for the server, however long: a role may well start before it. Raises ConfigError as `check_server`."""

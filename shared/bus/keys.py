@@ -172,6 +172,11 @@ class Keys:
         return f"{self.namespace}:totals:{part(name)}"
 
     @property
+    def identity(self) -> str:
+        """What tells this system from all others."""
+        return f"{self.namespace}:identity"
+
+    @property
     def layout(self) -> str:
         """How many partitions there are: all must agree."""
         return f"{self.namespace}:partitions"
