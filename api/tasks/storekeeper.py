@@ -166,6 +166,6 @@ def _cron_jobs(namespace: str) -> list[CronJob]:
     every = set(range(5, 60, CLEAR_EVERY_S))
     once = {"run_at_startup": True, "max_tries": 1, "keep_result": 0}
     return [
-        cron(clear, name=f"{namespace}:clear", second=every, **once),
-        cron(sweep, name=f"{namespace}:sweep", hour=set(SWEEP_HOURS), minute={20}, second={0}, **once),
+        cron(clear, name=f"{namespace}:store-clear", second=every, **once),
+        cron(sweep, name=f"{namespace}:store-sweep", hour=set(SWEEP_HOURS), minute={20}, second={0}, **once),
     ]

@@ -173,7 +173,7 @@ class Keys:
 
     @property
     def identity(self) -> str:
-        """What tells this system from all others."""
+        """A name of this queue that no other has."""
         return f"{self.namespace}:identity"
 
     @property
