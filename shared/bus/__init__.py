@@ -120,7 +120,7 @@ class Bus:
     async def identity(self) -> str:
         """What tells this queue from all others, and from what it was before its data were lost. Raises
         BusUnavailable."""
-        return await self.annex.id_of_bus()
+        return await self.annex.identity()
 
     async def reach(self) -> None:
         """Waits for the server, however long: a role may well start before it. Raises ConfigError as `check_server`."""

@@ -177,22 +177,22 @@ class Annex:
             except StoreUnavailable as error:
                 log.debug("objects are left to be swept", n_objects=len(names), reason=error.message)
 
-    async def id_of_bus(self) -> str:
-        """Names this queue among all that use the store: nobody sweeps what is another's. Raises BusUnavailable."""
-        if not self._bus_id:
-            key = self._keys.identity
-            [found] = await ask(self._link, [("GET", key)])  # first: a full server takes no SET
-            if found is None:
-                [_, found] = await ask(self._link, [("SET", key, secrets.token_hex(8), "NX"), ("GET", key)])
-            self._bus_id = found.decode()
-        return self._bus_id
+    async def identity(self) -> str:
+        """Names this queue among all that use a store: nobody sweeps what is another's. A server that lost its data is
+        another queue from then on. Raises BusUnavailable."""
+        key = self._keys.identity
+        [found] = await ask(self._link, [("GET", key)])  # first: a full server takes no SET
+        if found is None:
+            [_, found] = await ask(self._link, [("SET", key, secrets.token_hex(8), "NX"), ("GET", key)])
+        text: str = found.decode()
+        return text
 
     async def sweep(self) -> int:
         """Deletes objects whose job is gone; how many. May be done at any time, by several at once. Raises
         StoreUnavailable and BusUnavailable: then the rest is for the next time."""
         if self._store is None:
             return 0
-        home = f"{OBJECTS}{await self.id_of_bus()}/"
+        home = f"{OBJECTS}{await self._id_of_bus()}/"
         n_deleted, old = 0, []
         async for name, changed_at in self._store.names(home):
             if time.time() - changed_at > GRACE_S:
@@ -216,7 +216,7 @@ class Annex:
         assert self._store
         try:
             async with asyncio.timeout(PATIENCE_S + len(raw) / BYTES_PER_S):
-                whole_name = f"{OBJECTS}{await self.id_of_bus()}/{name}"
+                whole_name = f"{OBJECTS}{await self._id_of_bus()}/{name}"
                 await self._store.put(whole_name, raw)
         except (StoreUnavailable, TimeoutError) as error:
             self._lose_sight(error)
@@ -256,6 +256,11 @@ class Annex:
         self._shared = {name: said for name, said in self._shared.items() if now - said[0] < FRESH_S}
         self._shared[model] = (now, is_shared)
         return is_shared
+
+    async def _id_of_bus(self) -> str:
+        if not self._bus_id:
+            self._bus_id = await self.identity()
+        return self._bus_id
 
     def _lose_sight(self, error: Exception) -> None:
         """Until the next look that succeeds all stays in Redis, and no job is claimed that would have to be read."""

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from redis.asyncio import Redis
 from structlog.testing import capture_logs
 
-from api.tasks.storekeeper import SPARED_S, Storekeeper
+from api.tasks.storekeeper import OWNER, SPARED_S, Storekeeper
 from shared.batches import Segment, error_file_id, output_file_id, plan_object, segment_pieces
 from shared.bus import Bus, open_bus
 from shared.errors import StoreUnavailable
@@ -62,7 +62,8 @@ async def filed(bus: Bus, store: Store, life_s: float = DAY_S, *names: str, **fi
 
 
 async def names(store: Store) -> set[str]:
-    return {name async for name, _ in store.names()} - {"owner"}
+    """Of all objects but those that tell one store from another."""
+    return {name async for name, _ in store.names() if name != OWNER and not name.startswith("marks/")}
 
 
 async def sweep_in_two_days(keeper: Storekeeper) -> None:
