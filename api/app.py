@@ -31,7 +31,21 @@ from api.port.server import SHUTDOWN_S, Server, config_of, make_room_for
 from api.port.tls import server_context
 from api.problems import on_error
 from api.profiles import Profiles
-from api.routes import adapters, docs, jobs, llamacpp, metrics, models, ollama, openai, props, responses, slots, status
+from api.routes import (
+    adapters,
+    docs,
+    jobs,
+    llamacpp,
+    metrics,
+    models,
+    ollama,
+    openai,
+    props,
+    responses,
+    slots,
+    status,
+    webhooks,
+)
 from shared import telemetry
 from shared.bus import ADVICE, open_bus
 from shared.errors import BusUnavailable, SlotstreamError
@@ -42,6 +56,8 @@ log = structlog.get_logger(__name__)
 PROBE = ["GET", "HEAD"]
 
 RESPONSE = ByMethod(GET=responses.show, DELETE=responses.delete).answer
+WEBHOOKS = ByMethod(GET=webhooks.index, POST=webhooks.create).answer
+WEBHOOK = ByMethod(GET=webhooks.show, POST=webhooks.update, DELETE=webhooks.delete).answer
 
 ROUTES: list[BaseRoute] = [
     Route("/v1/chat/completions", openai.chat_completions, methods=["POST"]),
@@ -61,6 +77,17 @@ ROUTES: list[BaseRoute] = [
     Route("/v1/jobs/{job_id}", jobs.show, methods=["GET"]),
     Route("/v1/jobs/{job_id}/cancel", jobs.cancel, methods=["POST"]),
     Route("/v1/jobs/{job_id}/events", jobs.events, methods=["GET"]),
+    Route("/v1/webhook_endpoints", WEBHOOKS, methods=["GET", "POST"]),
+    Route("/v1/webhook_endpoints/{webhook_endpoint_id}", WEBHOOK, methods=["GET", "POST", "DELETE"]),
+    Route("/v1/webhook_endpoints/{webhook_endpoint_id}/rotate_secret", webhooks.rotate_secret, methods=["POST"]),
+    Route("/v1/webhook_endpoints/{webhook_endpoint_id}/test", webhooks.test, methods=["POST"]),
+    Route("/v1/webhook_endpoints/{webhook_endpoint_id}/replay", webhooks.replay_all, methods=["POST"]),
+    Route("/v1/webhook_endpoints/{webhook_endpoint_id}/deliveries", webhooks.deliveries, methods=["GET"]),
+    Route("/v1/webhook_endpoints/{webhook_endpoint_id}/deliveries/{delivery_id}", webhooks.delivery, methods=["GET"]),
+    Route(
+        "/v1/webhook_endpoints/{webhook_endpoint_id}/deliveries/{delivery_id}/replay", webhooks.replay, methods=["POST"]
+    ),
+    Route("/v1/webhook_event_types", webhooks.event_types, methods=["GET"]),
     Route("/completion", llamacpp.completion, methods=["POST"]),
     Route("/completions", llamacpp.completion, methods=["POST"]),
     Route("/infill", llamacpp.infill, methods=["POST"]),

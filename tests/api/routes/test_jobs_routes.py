@@ -421,7 +421,7 @@ BAD_JOBS: list[tuple[dict[str, Any], int, str]] = [
     (completion("a", metadata={str(n): "" for n in range(17)}), 400, "metadata"),
     (completion("a", metadata=[]), 400, "metadata"),
     (completion("a", webhook="http://x"), 400, "webhook"),
-    (completion("a", webhook={"url": "http://x"}), 501, "webhook"),
+    (completion("a", webhook={"url": "http://x"}), 400, "webhook.secret"),
 ]
 
 
