@@ -27,7 +27,7 @@ from api.keys import Keys, keys_of
 from api.openapi.description import ByMethod
 from api.outgoing import Outgoing
 from api.port.listener import open_listener
-from api.port.server import SHUTDOWN_S, Server, config_of, make_room_for
+from api.port.server import SHUTDOWN_S, Server, config_of
 from api.port.tls import server_context
 from api.problems import on_error
 from api.profiles import Profiles
@@ -48,6 +48,7 @@ from api.routes import (
 )
 from shared import telemetry
 from shared.bus import ADVICE, open_bus
+from shared.descriptors import make_room_for
 from shared.errors import BusUnavailable, SlotstreamError
 from shared.settings import ApiSettings, ConfigError
 

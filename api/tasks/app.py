@@ -18,10 +18,14 @@ from functools import partial
 import structlog
 import uvloop
 
+from api.outgoing import Outgoing
 from api.tasks import arqworker, janitor, outbox
+from api.tasks.webhooks import courier as webhooks
+from api.tasks.webhooks.pace import WIDEST
 from shared import telemetry
 from shared.bus import Bus, open_bus
 from shared.bus.taskpool import task_pool
+from shared.descriptors import make_room_for
 from shared.errors import BusUnavailable
 from shared.settings import ConfigError, TasksSettings
 
@@ -52,8 +56,12 @@ async def run(settings: TasksSettings) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    async with open_bus(settings, name="tasks") as bus:
-        work = asyncio.create_task(_work(settings, bus))
+    make_room_for(webhooks.MOST_TURNS * WIDEST)
+    async with (
+        open_bus(settings, name="tasks") as bus,
+        Outgoing.open(settings.allow_hosts, limits=webhooks.LIMITS) as outgoing,
+    ):
+        work = asyncio.create_task(_work(settings, bus, outgoing))
         until_stopped = asyncio.create_task(stopped.wait())
         await asyncio.wait((work, until_stopped), return_when=asyncio.FIRST_COMPLETED)
         until_stopped.cancel()
@@ -63,13 +71,17 @@ async def run(settings: TasksSettings) -> None:
     log.info("left")
 
 
-async def _work(settings: TasksSettings, bus: Bus) -> None:
+async def _work(settings: TasksSettings, bus: Bus, outgoing: Outgoing) -> None:
     """For ever. Raises ConfigError when a server will not do."""
     task_pool(settings, name="tasks-arq")  # here, or a mistake in its URL would be tried again and again
     await bus.reach()
     housekeeping = arqworker.Trade(cron_jobs=tuple(janitor.cron_jobs(settings.namespace)))
+    courier = webhooks.Courier(bus, outgoing, timeout_s=settings.webhook_timeout_s)
+    deliver = partial(arqworker.work, settings, webhooks.TRADE, {"courier": courier})
     async with asyncio.TaskGroup() as parts:
         parts.create_task(stand_up_again("arq", partial(arqworker.work, settings, housekeeping, {"bus": bus})))
+        parts.create_task(stand_up_again("webhooks", deliver))
+        parts.create_task(stand_up_again("webhooks-sweep", partial(courier.sweep, settings)))
         parts.create_task(stand_up_again("outbox", partial(outbox.bridge, bus)))
 
 

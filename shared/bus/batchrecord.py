@@ -75,13 +75,19 @@ def read_batch(values: Sequence[Reply]) -> Batch | None:
 
 def write_segment(segment: Segment) -> str:
     """Its number is its place in the list."""
-    return f"{segment.n_output} {segment.output_bytes} {segment.n_error} {segment.error_bytes}"
+    return f"{segment.n_output} {segment.output_bytes} {segment.n_error} {segment.error_bytes} {segment.mark}"
 
 
 def read_segment(number: int, text: bytes) -> Segment:
-    n_output, output_bytes, n_error, error_bytes = map(int, text.split())
+    *numbers, mark = text.decode().split(" ")
+    n_output, output_bytes, n_error, error_bytes = map(int, numbers)
     return Segment(
-        number=number, n_output=n_output, output_bytes=output_bytes, n_error=n_error, error_bytes=error_bytes
+        number=number,
+        mark=mark,
+        n_output=n_output,
+        output_bytes=output_bytes,
+        n_error=n_error,
+        error_bytes=error_bytes,
     )
 
 

@@ -7,14 +7,15 @@ dropped last. So a crash leaves bytes that nobody knows, or a record that is sti
 
 from __future__ import annotations
 
-import asyncio
 import random
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Literal, NamedTuple
 
 from shared.bus.connect import Reply, Sender
 from shared.bus.keys import Keys, part
+from shared.bus.places import NEWEST, OLDEST, Place, older, place_of, younger
 from shared.bus.script import ask, run, script
 from shared.errors import UnknownFile
 from shared.files import FileRecord, Purpose
@@ -49,7 +50,7 @@ class Files:
     async def create(self, record: FileRecord, life_s: float) -> FileRecord:
         """Has a file known whose bytes are in the store, for that many seconds. Returns it with its times, which are
         the bus's. Doing it again changes nothing."""
-        create, prefix = script("file_create"), self._keys.prefix_of_kind(record.id, Kind.FILE)
+        create, prefix = script("files/create"), self._keys.prefix_of_kind(record.id, Kind.FILE)
         arguments = (prefix, record.id, part(record.tenant), _written(record), round(life_s * 1000))
         [row] = await run(self._link, create, [create.call((self._keys.file(record.id),), arguments)], tries=TRIES)
         return _read(row)
@@ -70,11 +71,13 @@ class Files:
     ) -> FilePage:
         """A tenant's files by their age, beginning behind the file `after`. Raises UnknownFile when that is none of the
         tenant's."""
-        place = await self._place(tenant, after) if after is not None else None
+        is_rising = order == "asc"
+        place = await self._place(tenant, after) if after is not None else OLDEST if is_rising else NEWEST
+        indexes = [self._keys.files(each, tenant) for each in range(self._keys.partitions)]
         found: list[FileRecord] = []
         while len(found) <= limit:
-            places = await self._beyond(tenant, order, place)
-            records = await self._records([each.file_id for each in places])
+            places = await (younger if is_rising else older)(self._link, indexes, place, PAGE_STEP)
+            records = await self._records([each.id for each in places])
             found += [record for record in records if record is not None and purpose in (None, record.purpose)]
             if len(places) < PAGE_STEP:
                 break
@@ -86,14 +89,14 @@ class Files:
         dropped. None when there is no such file of the tenant."""
         if (record := await self.record(file_id, tenant)) is None:
             return None
-        delete = script("file_delete")
+        delete = script("files/delete")
         call = delete.call(self._keys_of(record), (file_id, secrets.token_hex(8)))
         [row] = await run(self._link, delete, [call], tries=TRIES)
         return _read(row) if row else None
 
     async def overdue(self, most: int) -> list[FileRecord]:
         """Files that are gone and whose bytes are not, as far as is known; `most` of each partition."""
-        due = script("files_due")
+        due = script("files/due")
         calls = [
             due.call((self._keys.due_files(each),), (self._keys.prefix(each), most))
             for each in range(self._keys.partitions)
@@ -102,7 +105,7 @@ class Files:
 
     async def drop(self, record: FileRecord) -> None:
         """The bytes of a file that is gone have been deleted: so is its record."""
-        drop = script("file_drop")
+        drop = script("files/drop")
         await run(self._link, drop, [drop.call(self._keys_of(record), (record.id,))], tries=TRIES)
 
     async def objects(self, file_ids: Sequence[str]) -> set[str]:
@@ -112,36 +115,21 @@ class Files:
         return {piece.name for row in rows if row for piece in FileRecord.from_json(row).pieces}
 
     async def _records(self, file_ids: Sequence[str]) -> list[FileRecord | None]:
-        read = script("file_read")
+        read = script("files/read")
         keys = [self._key(file_id) for file_id in file_ids]
         calls = [read.call((key,), ()) for key in keys if key]
         rows = iter(await run(self._link, read, calls, tries=TRIES) if calls else [])
         return [_read(row) if key and (row := next(rows)) else None for key in keys]
 
-    async def _place(self, tenant: str, file_id: str) -> _Place:
-        if record := await self.record(file_id, tenant):
-            return _Place(round(record.created_at * 1000), file_id)
-        raise UnknownFile("There is no such file.")
-
-    async def _beyond(self, tenant: str, order: Order, place: _Place | None) -> list[_Place]:
-        """The next PAGE_STEP of a tenant's files in that order, gone ones too."""
-        indices = [self._keys.files(each, tenant) for each in range(self._keys.partitions)]
-        found = await asyncio.gather(*(self._beyond_in(index, order, place) for index in indices))
-        return sorted((each for places in found for each in places), reverse=order == "desc")[:PAGE_STEP]
-
-    async def _beyond_in(self, index: str, order: Order, place: _Place | None) -> list[_Place]:
-        first, last = ("-inf", "+inf") if order == "asc" else ("+inf", "-inf")
-        command = "ZRANGEBYSCORE" if order == "asc" else "ZREVRANGEBYSCORE"
-        first = first if place is None else str(place.created_ms)
-        found: list[_Place] = []
-        offset = 0
-        while True:
-            [flat] = await ask(self._link, [(command, index, first, last, "WITHSCORES", "LIMIT", offset, PAGE_STEP)])
-            places = [_Place(int(ms), name.decode()) for name, ms in zip(flat[::2], flat[1::2], strict=True)]
-            found += [each for each in places if place is None or (each > place if order == "asc" else each < place)]
-            if len(places) < PAGE_STEP or len(found) >= PAGE_STEP:
-                return found
-            offset += PAGE_STEP  # many were made in one millisecond
+    async def _place(self, tenant: str, file_id: str) -> Place:
+        place = None
+        with suppress(ValueError):
+            if self._keys.file(file_id):
+                index = self._keys.files(partition_in(file_id, Kind.FILE), tenant)
+                place = await place_of(self._link, index, file_id)
+        if place is None:
+            raise UnknownFile("There is no such file.")
+        return place
 
     def _key(self, file_id: str) -> str | None:
         try:
@@ -156,11 +144,6 @@ class Files:
             self._keys.files(partition, record.tenant),
             self._keys.due_files(partition),
         )
-
-
-class _Place(NamedTuple):
-    created_ms: int
-    file_id: str
 
 
 def _written(record: FileRecord) -> str:

@@ -35,6 +35,11 @@ class Hold:
     now: float
     """Unix seconds on the bus's clock, when it was taken."""
 
+    @property
+    def mark(self) -> str:
+        """Of segments that are made under it: hex."""
+        return self.token[:8]
+
 
 class Holds(BatchRecords):
     async def due(self, limit: int = 100) -> list[Due]:

@@ -19,7 +19,9 @@ class Place(NamedTuple):
 
 
 NEWEST = Place(math.inf, "")
-"""Before all of them."""
+"""Before all of them, where the youngest come first."""
+OLDEST = Place(-math.inf, "")
+"""The same where the oldest do."""
 
 
 async def place_of(link: Sender, index: str, thing_id: str) -> Place | None:
@@ -30,18 +32,25 @@ async def place_of(link: Sender, index: str, thing_id: str) -> Place | None:
 
 async def older(link: Sender, indexes: Iterable[str], before: Place, count: int) -> list[Place]:
     """The `count` youngest that are older, youngest first. Raises BusUnavailable."""
-    found = await asyncio.gather(*(_older_in(link, index, before, count) for index in indexes))
+    found = await asyncio.gather(*(_beyond(link, index, before, count, is_rising=False) for index in indexes))
     return sorted((place for places in found for place in places), reverse=True)[:count]
 
 
-async def _older_in(link: Sender, index: str, before: Place, count: int) -> list[Place]:
+async def younger(link: Sender, indexes: Iterable[str], after: Place, count: int) -> list[Place]:
+    """The `count` oldest that are younger, oldest first. Raises BusUnavailable."""
+    found = await asyncio.gather(*(_beyond(link, index, after, count, is_rising=True) for index in indexes))
+    return sorted(place for places in found for place in places)[:count]
+
+
+async def _beyond(link: Sender, index: str, place: Place, count: int, *, is_rising: bool) -> list[Place]:
+    command, end = ("ZRANGEBYSCORE", "+inf") if is_rising else ("ZREVRANGEBYSCORE", "-inf")
     found: list[Place] = []
     offset = 0
     while True:
-        query = ("ZREVRANGEBYSCORE", index, before.created_ms, "-inf", "WITHSCORES", "LIMIT", offset, count)
+        query = (command, index, place.created_ms, end, "WITHSCORES", "LIMIT", offset, count)
         [flat] = await ask(link, [query])
         places = [Place(int(ms), name.decode()) for name, ms in zip(flat[::2], flat[1::2], strict=True)]
-        found += [place for place in places if place < before]
+        found += [each for each in places if (each > place if is_rising else each < place)]
         if len(places) < count or len(found) >= count:
             return found
         offset += count  # many were made in one millisecond

@@ -3,7 +3,8 @@
 -- has its time. What of it is in the store and belongs to no file is in `remains` until somebody has deleted it.
 -- uses: outbox
 
-local REMAINS_MS = 600000 -- a holder that was held up may still write an object
+local REMAINS_MS = 600000 -- a holder that was held up may still write an object; and a plan is what a retry is made of
+local CLEARING_MS = 30 * 86400000 -- that may pass until somebody clears it away
 
 -- A key of many batches lives as long as the longest of them.
 local function keep_until(key, ms)
@@ -20,6 +21,9 @@ local function end_batch(prefix, id, now, status, token, keep_ms)
   redis.call('UNLINK', batch .. ':flights', batch .. ':ended', batch .. ':refused')
   redis.call('PEXPIRE', batch, keep_ms)
   redis.call('PEXPIRE', batch .. ':segments', keep_ms)
-  redis.call('ZADD', prefix .. 'remains', now + REMAINS_MS, id)
+  local has_failures = tonumber(redis.call('HGET', batch, 'n_failed')) > 0
+  local remains_ms = has_failures and math.max(keep_ms, REMAINS_MS) or REMAINS_MS
+  redis.call('ZADD', prefix .. 'remains', now + remains_ms, id)
+  keep_until(prefix .. 'remains', now + remains_ms + CLEARING_MS)
   tell(prefix, 'batch', id, status)
 end

@@ -22,9 +22,9 @@ end
 local function end_job(prefix, id, now, status, result, lease)
   local key, log = prefix .. 'job:' .. id, prefix .. 'log:' .. id
   local was, events, epoch, stream, entry, model, queue, tenant, keep_ms, log_keep_ms, durable, request,
-    batch = unpack(redis.call(
+    batch, endpoint, webhook = unpack(redis.call(
       'HMGET', key, 'status', 'events', 'epoch', 'stream', 'entry', 'model', 'queue', 'tenant', 'keep_ms',
-      'log_keep_ms', 'durable', 'job', 'batch'))
+      'log_keep_ms', 'durable', 'job', 'batch', 'endpoint', 'webhook'))
   local number = events + 1
   local last = epoch .. '-' .. number
 
@@ -46,7 +46,7 @@ local function end_job(prefix, id, now, status, result, lease)
   if batch and end_line(prefix, batch, id, now) then
     -- It stays as it is until its record stands in a segment; should nobody ever come, it goes with its batch.
   elseif durable == '1' then
-    tell(prefix, 'job', id, status)
+    tell(prefix, 'job', id, status, 'tenant', tenant, 'endpoint', endpoint or '', 'webhook', webhook or '')
     redis.call('PEXPIRE', key, keep_ms)
   else
     redis.call('PEXPIRE', key, log_keep_ms) -- whoever waited for it has had it

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- file_delete: somebody no longer wants a file.
+-- delete: somebody no longer wants a file.
 -- Invariant: from now on nobody is told of it, and it is due to go: its record stays until its bytes have gone, or they
 -- would stay for ever. Who deletes it is told so once, however often he says it.
 -- uses: clock

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- file_drop: the bytes of a file are gone, and so is the rest.
+-- drop: the bytes of a file are gone, and so is the rest.
 -- Invariant: only of one that nobody is told of any more.
 -- uses: clock
 local file, index, due = KEYS[1], KEYS[2], KEYS[3]

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- files_due: files whose bytes are to go.
+-- due: files whose bytes are to go.
 -- Invariant: each is told of until it is dropped; what has no record any more is dropped here.
 -- uses: clock
 local due = KEYS[1]

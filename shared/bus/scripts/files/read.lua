@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- file_read: what is known of a file.
+-- read: what is known of a file.
 -- Invariant: nothing is, from the moment at which it was deleted or its time is over, whatever is left of it.
 -- uses: clock
 local record, created_ms, expires_ms = unpack(

@@ -1,5 +1,5 @@
 #!lua
--- file_create: a file whose bytes are in the store becomes known.
+-- create: a file whose bytes are in the store becomes known.
 -- Invariant: that of `filing`. Refused when memory is full: then its bytes go again.
 -- uses: clock filing
 local file = KEYS[1]
