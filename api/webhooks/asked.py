@@ -13,7 +13,7 @@ from shared.webhooks import JOB_EVENTS, RESPONSE_EVENTS, Secret, Webhook
 
 def events_of_job(endpoint: str) -> tuple[str, ...]:
     """What a job of the path `endpoint` can end with."""
-    return RESPONSE_EVENTS if endpoint == RESPONSES else JOB_EVENTS
+    return RESPONSE_EVENTS if endpoint in RESPONSES else JOB_EVENTS
 
 
 async def webhook_of(context: Context, fields: WebhookFields | None, events: Sequence[str]) -> Webhook | None:

@@ -36,7 +36,10 @@ KEY, OTHER = "sesame", "mellon"
 MAX_BODY = 100_000
 DOCUMENT = document_of(ROUTES)
 PRINTED = [each for each in printed((Path(__file__).parents[2] / "docs/api.md").read_text()) if each.status < 300]
-NAMES = {"id_slot": "0", "model": "tiny", "digest": "sha256:0", "job_id": "job_0_0", "response_id": "resp_0_0"}
+NAMES = {
+    **{"id_slot": "0", "model": "tiny", "digest": "sha256:0", "job_id": "job_0_0", "response_id": "resp_0_0"},
+    **{"webhook_endpoint_id": "whep_0_0", "delivery_id": "wh_0_0"},
+}
 """For what stands in paths."""
 
 

@@ -96,7 +96,7 @@ async def _event(bus: Bus, audience: Audience, row: OutboxRow, subject: Subject)
     match row.status:
         case BatchStatus() as status:
             return batch_event(row.id, status, row.at)
-        case JobStatus.SUCCEEDED if subject.endpoint == RESPONSES:
+        case JobStatus.SUCCEEDED if subject.endpoint in RESPONSES:
             wanted = [await audience.of(subject.tenant, event_type) for event_type in RESPONSE_EVENTS]
             if subject.webhook is None and not any(wanted):
                 return None
