@@ -51,6 +51,7 @@ from shared.bus import ADVICE, open_bus
 from shared.descriptors import make_room_for
 from shared.errors import BusUnavailable, SlotstreamError
 from shared.settings import ApiSettings, ConfigError
+from shared.store import open_store
 
 log = structlog.get_logger(__name__)
 
@@ -135,13 +136,14 @@ def create_app(settings: ApiSettings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Any]]:
         async with (
             open_bus(settings, name="api") as bus,
+            open_store(settings.store_url.get_secret_value()) as store,
             Outgoing.open(settings.allow_hosts) as outgoing,
             asyncio.TaskGroup() as tasks,
         ):
             fleet = Fleet(bus)
             await fleet.look()
             watch = tasks.create_task(fleet.watch())
-            yield {"context": Context(bus, fleet, outgoing, settings, Profiles(bus, fleet), tasks.create_task)}
+            yield {"context": Context(bus, fleet, outgoing, settings, Profiles(bus, fleet), store, tasks.create_task)}
             watch.cancel()
 
     app = FastAPI(
@@ -179,7 +181,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _serve(settings: ApiSettings, listener: socket.socket, tls: ssl.SSLContext | None) -> int:
-    async with open_bus(settings, name="api") as bus:
+    # What is wrong with their URLs is said before anything is promised.
+    async with open_bus(settings, name="api") as bus, open_store(settings.store_url.get_secret_value()):
         try:
             await bus.check_server()
         except BusUnavailable as error:

@@ -79,6 +79,7 @@ class Batches(BatchSteps):
         )
         arguments = (
             batch.id,
+            part(batch.tenant),
             given_of(batch),
             round(batch.window_s * 1000),
             round(KEPT_S * 1000),

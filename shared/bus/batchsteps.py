@@ -27,7 +27,7 @@ from shared.bus.batchrecord import TRIES, write_segment
 from shared.bus.connect import Command, Sender
 from shared.bus.enqueuing import Enqueuing, PlanLine
 from shared.bus.holds import Hold, Holds
-from shared.bus.keys import Keys, part
+from shared.bus.keys import Keys
 from shared.bus.script import ask, run, script
 from shared.files import FileRecord, Piece, Purpose
 from shared.jobs import Job, JobStatus, partition_of
@@ -179,12 +179,15 @@ class BatchSteps(Holds):
         return [job_id.decode() for job_id in ids]
 
     async def lost(self, batch_id: str) -> list[str]:
-        """Those of them that will never end, for their jobs have vanished. Raises BusUnavailable."""
+        """Those of them that will never end, for their jobs have vanished. It looks at all of them: for now and then.
+
+        Raises BusUnavailable.
+        """
         which, batch = script("batches/lost"), self._keys.batch(batch_id)
         found: list[str] = []
         first = 0
         while True:
-            arguments = (self._keys.prefix_of_batch(batch_id), first, MAX_COLLECTED)
+            arguments = (self._keys.prefix_of_batch(batch_id), batch_id, first, MAX_COLLECTED)
             call = which.call((f"{batch}:flights", f"{batch}:ended"), arguments)
             [[n_looked_at, ids]] = await run(self._link, which, [call], tries=TRIES)
             found += [job_id.decode() for job_id in ids]
@@ -272,7 +275,6 @@ class BatchSteps(Holds):
             batch.id,
             hold.token,
             round(retention_s * 1000),
-            part(batch.tenant),
             len(pieces),
             round((batch.output_life_s or retention_s) * 1000),
             *((output.id, output.to_json()) if output.pieces else ("", "")),
@@ -286,6 +288,8 @@ class BatchSteps(Holds):
 
     def _feeding(self, hold: Hold, line: FedLine, start: int) -> Command:
         if line.job is not None:
+            if line.job.batch != hold.batch_id:
+                raise ValueError(f"{line.job.id} is no line of {hold.batch_id}")
             place = PlanLine(hold.batch_id, hold.token, start, line.plan_offset)
             return self._enqueuing.call(line.job, line=place)
         if line.refusal is None:

@@ -137,7 +137,9 @@ class Validation:
             async with self._opened([Piece(name=plan_object(earlier_id), n_bytes=0)]) as source:
                 return await _in_thread(plan_again, source, plan, failed, earlier.model)
         except UnknownFile:
-            raise _Unfit("plan_not_found", f"what is left of the batch {earlier_id} is not enough to retry it") from None
+            raise _Unfit(
+                "plan_not_found", f"what is left of the batch {earlier_id} is not enough to retry it"
+            ) from None
 
     async def _failed_lines(self, earlier: Batch) -> set[int]:
         lines: set[int] = set()

@@ -30,15 +30,16 @@ local function keep_until(key, ms)
   redis.call('PEXPIREAT', key, ms, 'GT')
 end
 
+local known, why
 if batch then
-  local why = not_next(batch, token, from, to, now)
-  if why then
+  known, why = next_in_plan(batch, token, from, to, now)
+  if not known then
     return {why, id}
   end
 end
 if redis.call('EXISTS', job) == 1 then
-  if batch then -- the server lost what became of the line, or somebody else made the job: it is the line's from here on
-    feed_line(batch, id, from, to)
+  if batch then -- somebody else made it: it is the line's from here on
+    leave_plan(batch, known, id, from, to)
     redis.call('HSET', job, 'batch', batch_id)
     local status = redis.call('HGET', job, 'status')
     if status ~= 'queued' and status ~= 'running' then
@@ -76,8 +77,7 @@ end
 local deadline = now + life_ms
 local gone_ms = deadline + keep_ms
 if batch then
-  local expires, until_ms = unpack(redis.call('HMGET', batch, 'expires_ms', 'until_ms'))
-  deadline, gone_ms = math.min(deadline, expires), tonumber(until_ms)
+  deadline, gone_ms = math.min(deadline, known.expires_ms), known.until_ms
 end
 local entry = redis.call('XADD', stream, '*', 'job', id)
 local is_own = queue == 'own'
@@ -90,7 +90,7 @@ if webhook ~= '' then
 end
 if batch then
   rare = {'batch', batch_id, unpack(rare)}
-  feed_line(batch, id, from, to)
+  leave_plan(batch, known, id, from, to)
 end
 redis.call(
   'HSET', job, 'status', 'queued', 'job', request, 'version', version, 'body', body, 'endpoint', endpoint,

@@ -5,8 +5,8 @@
 -- uses: clock batchend
 local batch, index, attention, remains, made_of = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local idem = KEYS[6] -- only with an idempotency key
-local id, given, window_ms, keep_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local fingerprint, repeats = ARGV[5], ARGV[6] == '1' -- a fingerprint may be empty, and then the batch is like no other
+local id, tenant, given, window_ms, keep_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+local fingerprint, repeats = ARGV[6], ARGV[7] == '1' -- a fingerprint may be empty, and then the batch is like no other
 local REPEATED_MS = 600000 -- that a client goes on trying
 
 local batches = string.sub(batch, 1, -#id - 1)
@@ -32,7 +32,7 @@ local now = clock()
 local expires = now + window_ms
 local until_ms = expires + keep_ms
 redis.call(
-  'HSET', batch, 'given', given, 'status', 'validating', 'created_ms', now, 'expires_ms', expires, 'until_ms',
+  'HSET', batch, 'given', given, 'tenant', tenant, 'status', 'validating', 'created_ms', now, 'expires_ms', expires, 'until_ms',
   until_ms, 'epoch', 0, 'n_total', 0, 'n_planned', 0, 'n_fed', 0, 'plan_offset', 0, 'n_in_flight', 0, 'n_completed', 0,
   'n_failed', 0, 'input_tokens', 0, 'cached_tokens', 0, 'output_tokens', 0, 'reasoning_tokens', 0, 'n_segments', 0)
 redis.call('PEXPIREAT', batch, until_ms)

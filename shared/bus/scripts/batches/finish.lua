@@ -5,12 +5,13 @@
 -- uses: clock attention batchend filing
 local batch = KEYS[1]
 local prefix, id, token, keep_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
-local tenant, n_segments, life_ms = ARGV[5], ARGV[6], tonumber(ARGV[7])
-local output_id, output, error_id, errors = ARGV[8], ARGV[9], ARGV[10], ARGV[11] -- files and their records; or empty
+local n_segments, life_ms = ARGV[5], tonumber(ARGV[6])
+local output_id, output, error_id, errors = ARGV[7], ARGV[8], ARGV[9], ARGV[10] -- files and their records; or empty
 local ENDS = {over = 'completed', expired = 'expired'}
 
-local status, ended_by, why, segments, in_flight, n_total, n_completed, n_failed = unpack(redis.call(
-  'HMGET', batch, 'status', 'ended_by', 'why', 'n_segments', 'n_in_flight', 'n_total', 'n_completed', 'n_failed'))
+local status, ended_by, why, tenant, segments, in_flight, n_total, n_completed, n_failed = unpack(redis.call(
+  'HMGET', batch, 'status', 'ended_by', 'why', 'tenant', 'n_segments', 'n_in_flight', 'n_total', 'n_completed',
+  'n_failed'))
 if ended_by == token then
   return 1 -- said again because our reply was lost
 elseif not is_held(batch, token) or (status ~= 'finalizing' and status ~= 'cancelling') then

@@ -7,12 +7,12 @@ local prefix, batch_id, id, token = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local from, to, why = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
 
 local now = clock()
-local not_now = not_next(batch, token, from, to, now)
-if not_now then
+local known, not_now = next_in_plan(batch, token, from, to, now)
+if not known then
   return {not_now, id}
 end
-feed_line(batch, id, from, to)
+leave_plan(batch, known, id, from, to)
 redis.call('HSET', batch .. ':refused', id, why)
-redis.call('PEXPIREAT', batch .. ':refused', redis.call('HGET', batch, 'until_ms'), 'NX')
+redis.call('PEXPIREAT', batch .. ':refused', known.until_ms, 'NX')
 end_line(prefix, batch_id, id, now)
 return {'new', id}

@@ -15,14 +15,15 @@ end
 -- `token`: of who ends it; `keep_ms`: how long its record stays.
 local function end_batch(prefix, id, now, status, token, keep_ms)
   local batch = prefix .. 'batch:' .. id
+  local tenant, n_failed = unpack(redis.call('HMGET', batch, 'tenant', 'n_failed'))
   redis.call('HSET', batch, 'status', status, status .. '_ms', now, 'ended_by', token)
   redis.call('HDEL', batch, 'hold', 'attend', 'wake_at')
   redis.call('ZREM', prefix .. 'attention', id)
   redis.call('UNLINK', batch .. ':flights', batch .. ':ended', batch .. ':refused')
   redis.call('PEXPIRE', batch, keep_ms)
   redis.call('PEXPIRE', batch .. ':segments', keep_ms)
-  local has_failures = tonumber(redis.call('HGET', batch, 'n_failed')) > 0
-  local remains_ms = has_failures and math.max(keep_ms, REMAINS_MS) or REMAINS_MS
+  keep_until(prefix .. 'batches:' .. tenant, now + keep_ms)
+  local remains_ms = tonumber(n_failed) > 0 and math.max(keep_ms, REMAINS_MS) or REMAINS_MS
   redis.call('ZADD', prefix .. 'remains', now + remains_ms, id)
   keep_until(prefix .. 'remains', now + remains_ms + CLEARING_MS)
   tell(prefix, 'batch', id, status)

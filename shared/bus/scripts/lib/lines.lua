@@ -7,11 +7,11 @@
 -- hash `batch:<id>:refused`: by job id, what is to be said of lines that became no job.
 -- uses: attention
 
--- Puts a line that has ended before its batch. False: there is no such batch any more.
+-- Puts a line that has ended before its batch. False: nobody will collect it any more.
 local function end_line(prefix, batch_id, id, now)
   local batch = prefix .. 'batch:' .. batch_id
-  local until_ms, wake_at = unpack(redis.call('HMGET', batch, 'until_ms', 'wake_at'))
-  if not until_ms then
+  local until_ms, ended_by, wake_at = unpack(redis.call('HMGET', batch, 'until_ms', 'ended_by', 'wake_at'))
+  if not until_ms or ended_by then
     return false
   end
   local ended = batch .. ':ended'
@@ -24,25 +24,26 @@ local function end_line(prefix, batch_id, id, now)
   return true
 end
 
--- Why the line of the plan from `from` to `to` may not go on its way now; nil when it may.
-local function not_next(batch, token, from, to, now)
-  local hold, status, offset, expires = unpack(
-    redis.call('HMGET', batch, 'hold', 'status', 'plan_offset', 'expires_ms'))
+-- What `leave_plan` needs to know of the batch of a line that may leave its plan now, from `from` to `to`; else nil, and
+-- why not.
+local function next_in_plan(batch, token, from, to, now)
+  local hold, status, offset, expires, until_ms, n_fed, in_flight = unpack(redis.call(
+    'HMGET', batch, 'hold', 'status', 'plan_offset', 'expires_ms', 'until_ms', 'n_fed', 'n_in_flight'))
   if hold ~= token then
-    return 'lost'
+    return nil, 'lost'
   elseif tonumber(offset) >= to then
-    return 'fed' -- said again because our reply was lost
+    return nil, 'fed' -- said again because our reply was lost
   elseif status ~= 'in_progress' or now >= tonumber(expires) then
-    return 'stopped'
+    return nil, 'stopped'
   elseif tonumber(offset) ~= from then
-    return 'behind' -- one before it did not go
+    return nil, 'behind' -- one before it did not go
   end
+  return {expires_ms = tonumber(expires), until_ms = tonumber(until_ms), n_fed = n_fed, in_flight = in_flight}
 end
 
--- Moves the cursor behind a line, which goes on its way as `id`.
-local function feed_line(batch, id, from, to)
-  local n_fed, in_flight, until_ms = unpack(redis.call('HMGET', batch, 'n_fed', 'n_in_flight', 'until_ms'))
-  redis.call('HSET', batch, 'n_fed', n_fed + 1, 'n_in_flight', in_flight + 1, 'plan_offset', to)
+-- Moves the cursor behind the line, which goes on its way as `id`.
+local function leave_plan(batch, known, id, from, to)
+  redis.call('HSET', batch, 'n_fed', known.n_fed + 1, 'n_in_flight', known.in_flight + 1, 'plan_offset', to)
   redis.call('ZADD', batch .. ':flights', from, id)
-  redis.call('PEXPIREAT', batch .. ':flights', until_ms, 'NX')
+  redis.call('PEXPIREAT', batch .. ':flights', known.until_ms, 'NX')
 end
