@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,10 @@ from starlette.routing import Route
 
 from api.app import ROUTES
 from api.openapi.description import operations_of
-from tests.end_to_end.printed import Printed, differences, n_curls, printed
+from api.webhooks.events import Event
+from shared.bus import open_bus
+from shared.webhooks import Attempt, DeliveryStatus
+from tests.end_to_end.printed import Printed, differences, n_curls, printed, template_of
 from tests.stack import Stack
 
 TEXT = (Path(__file__).parents[2] / "docs/api.md").read_text()
@@ -28,13 +32,8 @@ OPERATIONS = [
 ]
 SPECIALISTS = {"/infill": "tiny", "/rerank": "judge"}
 """By path: the model that can do it, where several are served."""
-IDS = re.compile(r"(job|resp)_\w+")
+IDS = re.compile(r"(job|resp|whep|wh)_\w+")
 """Of what an example makes and the next ones ask for: a run has its own."""
-
-
-def template_of(path: str) -> re.Pattern[str]:
-    """What a route's path means."""
-    return re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(path)))
 
 
 def other_names(example: Printed) -> list[str]:
@@ -81,8 +80,21 @@ async def test_the_requests_of_the_page_are_answered_as_it_shows(served: Stack, 
                 answer = await ask(served, specialists, example._replace(path=name))
                 if found := IDS.fullmatch(str(answer.get("id"))):
                     made[found[1]] = found[0]
+                if "signing_secret" in answer and "wh" not in made:
+                    made["wh"] = await a_failed_delivery(served, made["whep"])
     finally:
         await served.http.post("/lora-adapters", json=[])
+
+
+async def a_failed_delivery(served: Stack, endpoint_id: str) -> str:
+    """As a sender leaves one that nobody took; its id."""
+    delivery = Event("evt_0_00", "batch.completed", "batch_0_00", time.time()).to(endpoint_id)
+    attempt = Attempt(at=time.time(), duration_ms=12, status_code=503, response="busy")
+    async with open_bus(served.bus_settings, name="test") as bus:
+        await bus.webhooks.post([delivery])
+        status = DeliveryStatus.FAILED
+        await bus.webhooks.attempted(delivery.id, endpoint_id, attempt, status=status, next_at=None)
+    return delivery.id
 
 
 async def ask(served: Stack, specialists: Stack, example: Printed) -> dict[str, object]:
