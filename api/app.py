@@ -33,6 +33,7 @@ from api.problems import on_error
 from api.profiles import Profiles
 from api.routes import (
     adapters,
+    batches,
     docs,
     jobs,
     llamacpp,
@@ -57,6 +58,7 @@ log = structlog.get_logger(__name__)
 
 PROBE = ["GET", "HEAD"]
 
+BATCHES = ByMethod(GET=batches.index, POST=batches.create).answer
 RESPONSE = ByMethod(GET=responses.show, DELETE=responses.delete).answer
 WEBHOOKS = ByMethod(GET=webhooks.index, POST=webhooks.create).answer
 WEBHOOK = ByMethod(GET=webhooks.show, POST=webhooks.update, DELETE=webhooks.delete).answer
@@ -75,6 +77,11 @@ ROUTES: list[BaseRoute] = [
     Route("/v1/models", models.index, methods=["GET"]),
     Route("/models", models.index, methods=["GET"]),
     Route("/v1/models/{model:path}", models.show, methods=["GET"]),
+    Route("/v1/batches", BATCHES, methods=["GET", "POST"]),
+    Route("/v1/batches/{batch_id}", batches.show, methods=["GET"]),
+    Route("/v1/batches/{batch_id}/cancel", batches.cancel, methods=["POST"]),
+    Route("/v1/batches/{batch_id}/retry", batches.retry, methods=["POST"]),
+    Route("/v1/batches/{batch_id}/events", batches.events, methods=["GET"]),
     Route("/v1/jobs", ByMethod(GET=jobs.index, POST=jobs.create).answer, methods=["GET", "POST"]),
     Route("/v1/jobs/{job_id}", jobs.show, methods=["GET"]),
     Route("/v1/jobs/{job_id}/cancel", jobs.cancel, methods=["POST"]),

@@ -18,8 +18,11 @@ from functools import partial
 import structlog
 import uvloop
 
+from api.fleet import Fleet
+from api.images import Images
 from api.outgoing import Outgoing
 from api.tasks import arqworker, janitor, outbox
+from api.tasks.batches.sweep import find_batches, work_on_batches
 from api.tasks.webhooks import courier as webhooks
 from api.tasks.webhooks.pace import WIDEST
 from shared import telemetry
@@ -79,13 +82,18 @@ async def _work(settings: TasksSettings, bus: Bus, store: Store, outgoing: Outgo
     await bus.reach()
     housekeeping = arqworker.Trade(cron_jobs=tuple(janitor.cron_jobs(settings.namespace)))
     keep = partial(arqworker.work, settings, housekeeping, {"bus": bus, "store": store})
+    fleet = Fleet(bus)
+    on_batches = partial(work_on_batches, settings, bus, store, Images(fleet, outgoing, settings))
     courier = webhooks.Courier(bus, outgoing, timeout_s=settings.webhook_timeout_s)
     deliver = partial(arqworker.work, settings, webhooks.TRADE, {"courier": courier})
     async with asyncio.TaskGroup() as parts:
+        parts.create_task(stand_up_again("looking at workers", fleet.watch))
         parts.create_task(stand_up_again("arq", keep))
         parts.create_task(stand_up_again("webhooks", deliver))
         parts.create_task(stand_up_again("webhooks-sweep", partial(courier.sweep, settings)))
         parts.create_task(stand_up_again("outbox", partial(outbox.bridge, bus)))
+        parts.create_task(stand_up_again("batches", on_batches))
+        parts.create_task(stand_up_again("finding batches", partial(find_batches, settings, bus)))
 
 
 async def stand_up_again(name: str, work: Callable[[], Awaitable[None]]) -> None:

@@ -13,8 +13,11 @@ from starlette.routing import Route
 from api.app import ROUTES
 from api.openapi.description import operations_of
 from api.webhooks.events import Event
-from shared.bus import open_bus
+from shared.bus import Bus, open_bus
+from shared.files import FileRecord, Purpose
+from shared.store import open_store
 from shared.webhooks import Attempt, DeliveryStatus
+from tests.api.scripted_tasks import ScriptedTasks, record
 from tests.end_to_end.printed import Printed, differences, n_curls, printed, template_of
 from tests.stack import Stack
 
@@ -32,7 +35,7 @@ OPERATIONS = [
 ]
 SPECIALISTS = {"/infill": "tiny", "/rerank": "judge"}
 """By path: the model that can do it, where several are served."""
-IDS = re.compile(r"(job|resp|whep|wh)_\w+")
+IDS = re.compile(r"\b(job_|resp_|batch_|file-|whep_|wh_)\d\w+")
 """Of what an example makes and the next ones ask for: a run has its own."""
 
 
@@ -72,28 +75,42 @@ def test_another_shape_is_noticed(shown: object, said: object) -> None:
 
 @pytest.mark.asyncio(loop_scope="session")
 async def test_the_requests_of_the_page_are_answered_as_it_shows(served: Stack, specialists: Stack) -> None:
-    made: dict[str, str] = {}
-    try:
-        for example in PRINTED:
-            path = IDS.sub(lambda found: made[found[1]], example.path)
-            for name in other_names(example._replace(path=path)):
-                answer = await ask(served, specialists, example._replace(path=name))
-                if found := IDS.fullmatch(str(answer.get("id"))):
-                    made[found[1]] = found[0]
-                if "signing_secret" in answer and "wh" not in made:
-                    made["wh"] = await a_failed_delivery(served, made["whep"])
-    finally:
-        await served.http.post("/lora-adapters", json=[])
+    async with open_bus(served.bus_settings, name="test") as bus, open_store() as store:
+        made = {"file-": await file(bus)}
+        try:
+            for example in PRINTED:
+                path, body = (IDS.sub(lambda found: made[found[1]], text) for text in (example.path, example.body))
+                for name in other_names(example._replace(path=path)):
+                    answer = await ask(served, specialists, example._replace(path=name, body=body))
+                    if found := IDS.fullmatch(str(answer.get("id"))):
+                        made[found[1]] = found[0]
+                    if (example.method, example.path) == ("POST", "/v1/batches"):
+                        await run_batch(ScriptedTasks(bus, store), made["batch_"])
+                    if "signing_secret" in answer and "wh_" not in made:
+                        made["wh_"] = await a_failed_delivery(bus, made["whep_"])
+        finally:
+            await served.http.post("/lora-adapters", json=[])
 
 
-async def a_failed_delivery(served: Stack, endpoint_id: str) -> str:
+async def file(bus: Bus) -> str:
+    made = FileRecord(
+        id=bus.files.new_id(), tenant="default", filename="in.jsonl", purpose=Purpose.BATCH, created_at=0, pieces=()
+    )
+    return (await bus.files.create(made, 600)).id
+
+
+async def run_batch(tasks: ScriptedTasks, batch_id: str) -> None:
+    await tasks.begin(batch_id, 2)
+    await tasks.write(batch_id, [record("a"), record("b")])
+    await tasks.end(batch_id)
+
+
+async def a_failed_delivery(bus: Bus, endpoint_id: str) -> str:
     """As a sender leaves one that nobody took; its id."""
     delivery = Event("evt_0_00", "batch.completed", "batch_0_00", time.time()).to(endpoint_id)
     attempt = Attempt(at=time.time(), duration_ms=12, status_code=503, response="busy")
-    async with open_bus(served.bus_settings, name="test") as bus:
-        await bus.webhooks.post([delivery])
-        status = DeliveryStatus.FAILED
-        await bus.webhooks.attempted(delivery.id, endpoint_id, attempt, status=status, next_at=None)
+    await bus.webhooks.post([delivery])
+    await bus.webhooks.attempted(delivery.id, endpoint_id, attempt, status=DeliveryStatus.FAILED, next_at=None)
     return delivery.id
 
 
