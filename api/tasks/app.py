@@ -24,7 +24,6 @@ from api.outgoing import Outgoing
 from api.tasks import arqworker, janitor, outbox
 from api.tasks.batches.sweep import find_batches, work_on_batches
 from api.tasks.webhooks import courier as webhooks
-from api.tasks.webhooks.pace import WIDEST
 from shared import telemetry
 from shared.bus import Bus, open_bus
 from shared.bus.taskpool import task_pool
@@ -60,13 +59,14 @@ async def run(settings: TasksSettings) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    make_room_for(webhooks.MOST_TURNS * WIDEST)
+    make_room_for(webhooks.MOST_CALLS)
     async with (
         open_bus(settings, name="tasks") as bus,
         open_store(settings.store_url.get_secret_value()) as store,
-        Outgoing.open(settings.allow_hosts, limits=webhooks.LIMITS) as outgoing,
+        Outgoing.open(settings.allow_hosts) as outgoing,
+        webhooks.open_courier(settings, bus) as courier,
     ):
-        work = asyncio.create_task(_work(settings, bus, store, outgoing))
+        work = asyncio.create_task(_work(settings, bus, store, outgoing, courier))
         until_stopped = asyncio.create_task(stopped.wait())
         await asyncio.wait((work, until_stopped), return_when=asyncio.FIRST_COMPLETED)
         until_stopped.cancel()
@@ -76,7 +76,7 @@ async def run(settings: TasksSettings) -> None:
     log.info("left")
 
 
-async def _work(settings: TasksSettings, bus: Bus, store: Store, outgoing: Outgoing) -> None:
+async def _work(settings: TasksSettings, bus: Bus, store: Store, outgoing: Outgoing, courier: webhooks.Courier) -> None:
     """For ever. Raises ConfigError when a server will not do."""
     task_pool(settings, name="tasks-arq")  # here, or a mistake in its URL would be tried again and again
     await bus.reach()
@@ -84,7 +84,6 @@ async def _work(settings: TasksSettings, bus: Bus, store: Store, outgoing: Outgo
     keep = partial(arqworker.work, settings, housekeeping, {"bus": bus, "store": store})
     fleet = Fleet(bus)
     on_batches = partial(work_on_batches, settings, bus, store, Images(fleet, outgoing, settings))
-    courier = webhooks.Courier(bus, outgoing, timeout_s=settings.webhook_timeout_s)
     deliver = partial(arqworker.work, settings, webhooks.TRADE, {"courier": courier})
     async with asyncio.TaskGroup() as parts:
         parts.create_task(stand_up_again("looking at workers", fleet.watch))

@@ -21,15 +21,16 @@ from tests.api.tasks.conftest import RestartableServer
 
 
 @asynccontextmanager
-async def tasks_process(settings: TasksSettings) -> AsyncIterator[Process]:
-    """`slotstream tasks`, killed at the end of the block."""
+async def tasks_process(settings: TasksSettings, **more: str) -> AsyncIterator[Process]:
+    """`slotstream tasks`, killed at the end of the block; `more` are variables of its own."""
+    variables = {
+        "SLOTSTREAM_REDIS_URL": settings.redis_url.get_secret_value(),
+        "SLOTSTREAM_STORE_URL": settings.store_url.get_secret_value(),
+        "SLOTSTREAM_LOG_FORMAT": "json",
+    }
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "api.tasks"),
-        env=environment(
-            SLOTSTREAM_REDIS_URL=settings.redis_url.get_secret_value(),
-            SLOTSTREAM_STORE_URL=settings.store_url.get_secret_value(),
-            SLOTSTREAM_LOG_FORMAT="json",
-        ),
+        env=environment(**variables, **more),
         stderr=asyncio.subprocess.PIPE,
     )
     try:
@@ -40,12 +41,13 @@ async def tasks_process(settings: TasksSettings) -> AsyncIterator[Process]:
         await process.wait()
 
 
-async def said(process: Process, text: str) -> None:
-    """Wait until the process writes a line with the text."""
+async def said(process: Process, text: str) -> str:
+    """The next line with the text that the process writes."""
     assert process.stderr is not None
     async with asyncio.timeout(30):
         while text not in (line := (await process.stderr.readline()).decode()):
             assert line, f"it ended without saying {text!r}"
+    return line
 
 
 async def ended_by_itself(bus: Bus) -> JobStatus:
