@@ -146,8 +146,8 @@ def create_app(settings: ApiSettings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Any]]:
         async with (
-            open_bus(settings, name="api") as bus,
             open_store(settings.store_url.get_secret_value()) as store,
+            open_bus(settings, name="api", store=store if settings.shared_store_url else None) as bus,
             Outgoing.open(settings.allow_hosts) as outgoing,
             asyncio.TaskGroup() as tasks,
         ):
