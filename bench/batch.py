@@ -1,9 +1,10 @@
 """Batches: how fast a file becomes a plan and its lines are done, what memory that takes, and what it costs a model.
 
-First lines that a worker without a model does at once, so that only what we do ourselves is measured: as many as a batch
-may have, as many bytes, and few lines with very much in each. Beside the plan stands a bare `json.loads` of every line.
-Then a model: the same requests as a batch and sent directly, all at once, in turns to the same worker; with prompts that
-have nothing in common, and with prompts that begin alike, in no order.
+First lines that a worker without a model does at once, so that only our own work is measured: as many as a batch may
+have, as many bytes, and few lines with very much in each. Beside the plan stands a bare `json.loads` of every line.
+
+Then a model: the same requests as a batch and sent directly, all at once, in turns to the same worker; with prompts
+that have nothing in common, and with prompts that begin alike, in no order.
 """
 
 from __future__ import annotations
@@ -68,9 +69,7 @@ TINY_LOADS = (Load("unrelated prompts", 8, 16, 0, 1, 4),)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--rounds", type=int, default=2, metavar="N", help="turns of either way to a model (default: 2)"
-    )
+    parser.add_argument("--rounds", type=int, default=2, metavar="N", help="turns of both ways to a model (default: 2)")
     parser.add_argument("--threads", type=int, default=0, metavar="N", help="threads of a decode; 0 chooses")
     parser.add_argument("--only", choices=("lines", "model"), help="measure this alone")
     parser.add_argument("--tiny", action="store_true", help="little work, to see that it runs")

@@ -67,9 +67,7 @@ class Crew:
             processes: dict[str, subprocess.Popen[bytes]] = {}
             try:
                 for name, module in MODULES.items():
-                    with (folder / f"{name}.log").open("wb") as log:
-                        command = [sys.executable, "-m", module]
-                        processes[name] = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+                    processes[name] = _process(module, environment, folder / f"{name}.log")
                 crew = cls(f"http://127.0.0.1:{port}", processes, server)
                 await crew._become_ready(processes)
                 crew._watch.start()
@@ -115,6 +113,11 @@ class Crew:
                 except aiohttp.ClientError:
                     pass
                 await asyncio.sleep(0.1)
+
+
+def _process(module: str, environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    with log.open("wb") as said:
+        return subprocess.Popen([sys.executable, "-m", module], env=environment, stdout=said, stderr=said)
 
 
 def _cpu_s(pid: int) -> float:
