@@ -107,7 +107,7 @@ class LinesRun(NamedTuple):
 async def _lines(shape: Shape, folder: Path) -> LinesRun:
     _say(f"{shape.name}: {shape.n_lines:,} lines of {shape.n_bytes:,} bytes")
     file = folder / "lines.jsonl"
-    await asyncio.to_thread(_write, file, padded_lines(shape))
+    await asyncio.to_thread(write_lines, file, padded_lines(shape))
     bare_s = await asyncio.to_thread(_bare_s, file)
     async with Crew.start(folder) as crew, _client(crew.url) as http:
         file_id = await upload(http, file)
@@ -131,7 +131,7 @@ def line(number: int, body: dict[str, Any]) -> str:
     return json.dumps({"custom_id": f"line-{number}", "method": "POST", "url": ENDPOINT, "body": body}) + "\n"
 
 
-def _write(path: Path, lines: Iterator[str]) -> None:
+def write_lines(path: Path, lines: Iterator[str]) -> None:
     with path.open("w") as file:
         file.writelines(lines)
 
@@ -227,7 +227,7 @@ async def _through_batch(
     http: aiohttp.ClientSession, bodies: Sequence[dict[str, Any]], folder: Path
 ) -> tuple[float, int]:
     file = folder / "requests.jsonl"
-    await asyncio.to_thread(_write, file, (line(number, body) for number, body in enumerate(bodies)))
+    await asyncio.to_thread(write_lines, file, (line(number, body) for number, body in enumerate(bodies)))
     started = time.perf_counter()
     ended = await run_batch(http, await upload(http, file))
     async with http.get(f"/v1/files/{ended['output_file_id']}/content", raise_for_status=True) as response:
