@@ -7,7 +7,7 @@ import time
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.access import header_of, query_of
+from api.access import REPEATS, is_sent_again, query_of
 from api.body import read_as, read_body_if_any
 from api.context import context_of, json_response, tenant_of
 from api.openapi import webhook_answers as answers
@@ -45,7 +45,7 @@ REPEATED_WITHIN_S = 600.0
 @described(
     "Be told when work is done",
     reads=EndpointFields,
-    headers={"x-stainless-retry-count": "Above 0: said again, so that the endpoint of the first time is the answer."},
+    headers={REPEATS: "From 1 on: the endpoint that the same body made in the last ten minutes, if it made one."},
     gives=answers.EndpointWithSecret,
     reach=Reach.FLEET,
 )
@@ -228,8 +228,7 @@ async def _delivery(request: Request) -> Delivery:
 async def _made_before(request: Request, fields: EndpointFields) -> Endpoint | None:
     """What the same request made a moment ago, when its client says that it is said again: two endpoints would be told
     of everything twice."""
-    repeats = header_of(request, "x-stainless-retry-count") or "0"
-    if not repeats.isdecimal() or int(repeats) == 0:
+    if not is_sent_again(request):
         return None
     made = await context_of(request).bus.webhooks.all_of(tenant_of(request))
     return next((endpoint for endpoint in made if _is_of(endpoint, fields)), None)
