@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.fleet import Fleet
+from api.images import Images
 from api.outgoing import Outgoing
 from api.profiles import Profiles
 from api.schemas.dialect import DIALECTS, Dialect
@@ -44,14 +45,13 @@ class Context:
         return DIALECTS[self.settings.compat]
 
     @property
-    def max_body(self) -> int:
-        """Bytes."""
-        return int(self.settings.max_body_mb * 1_000_000)
+    def images(self) -> Images:
+        return Images(self.fleet, self.outgoing, self.settings)
 
     @property
-    def max_image(self) -> int:
-        """Bytes of one image's file."""
-        return int(self.settings.max_image_mb * 1_000_000)
+    def max_body(self) -> int:
+        """Bytes."""
+        return self.settings.max_body
 
 
 def context_of(request: Request) -> Context:

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from api.context import Context
-from api.images import place_images
 from api.pinning import pinned
 from api.schemas.ask import Ask, Heard
 from api.schemas.pictures import without_files
@@ -32,7 +31,7 @@ async def enqueue(context: Context, job: Job, ask: Ask, *, key: str | None = Non
     # What was made before needs no images: those of then may be gone from where they were.
     if key and ask.album.pictures and (receipt := await queue.made_by(key, job)):
         return receipt
-    placed = await place_images(context, ask, job.model)
+    placed = await context.images.place(ask, job.model)
     pin = pinned(context.fleet, job.model, placed.request)
     made = job.model_copy(update={"request": pin.request})
     return await queue.enqueue(made, idempotency_key=key, worker=pin.worker)

@@ -148,6 +148,9 @@ class Family(NamedTuple):
     statuses: Mapping[type[Exception], int] = {}
     """Where they expect another one than the table's."""
 
+    def status_of(self, error: Exception) -> int:
+        return self.statuses.get(type(error), problem_of(error).status)
+
 
 LLAMACPP = Family(Error, body_of)
 OPENAI = Family(ParamError, lambda error: body_of(error, with_param=True))
@@ -164,7 +167,7 @@ def family_of(path: str) -> Family:
 def response_to(error: Exception, scope: Scope) -> Response:
     """The whole answer, with `Retry-After` where waiting helps."""
     family = family_of(scope["path"])
-    status = family.statuses.get(type(error), problem_of(error).status)
+    status = family.status_of(error)
     headers: dict[str, str] = dict(getattr(error, "headers", None) or {})
     if isinstance(error, errors.Unavailable):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))

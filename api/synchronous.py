@@ -7,7 +7,6 @@ from starlette.types import ASGIApp
 
 from api.body import read_as
 from api.context import context_of, path_of, tenant_of
-from api.images import place_images
 from api.kept import kept_body
 from api.pinning import pinned
 from api.relay import JobResponse
@@ -30,7 +29,7 @@ async def answer_to(request: Request, ask: Ask) -> ASGIApp:
     """The same where the body was read, and something else could have been asked."""
     context = context_of(request)
     model = await context.fleet.resolve_staffed(ask.model)
-    ask = await place_images(context, ask, model)
+    ask = await context.images.place(ask, model)
     tenant = tenant_of(request)
     pins = [pinned(context.fleet, model, wanted) for wanted in ask.split()]
     jobs = [

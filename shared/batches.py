@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from pydantic import Field
+
 from shared.files import Piece
 from shared.ids import Kind, digest_of, partition_in
 from shared.jobs import Compat
@@ -70,6 +72,9 @@ class Segment(Wire):
     """Records and bytes of the `number`th pair of objects, from 0. Where there are no records there is no object."""
 
     number: int
+    mark: str = Field("", pattern="^[0-9a-f]*$")
+    """Of the hold under which it was made. It is in the names of the objects: somebody who was paused while he wrote
+    this segment, and has been replaced meanwhile, then writes beside what counts, and not over it."""
     n_output: int = 0
     output_bytes: int = 0
     n_error: int = 0
@@ -140,7 +145,7 @@ def plan_object(batch_id: str) -> str:
 
 def segment_pieces(batch_id: str, segment: Segment) -> tuple[Piece, Piece]:
     """The objects with its outputs and with its errors."""
-    stem = f"batches/{batch_id}/{segment.number:06d}"
+    stem = f"batches/{batch_id}/{segment.number:06d}{segment.mark and '-'}{segment.mark}"
     return (
         Piece(name=f"{stem}.output", n_bytes=segment.output_bytes),
         Piece(name=f"{stem}.error", n_bytes=segment.error_bytes),

@@ -120,6 +120,16 @@ class RequestSettings(Settings):
         " 443: names, addresses and networks, with commas",
     )
 
+    @property
+    def max_body(self) -> int:
+        """Bytes."""
+        return int(self.max_body_mb * 1_000_000)
+
+    @property
+    def max_image(self) -> int:
+        """Bytes of one image's file."""
+        return int(self.max_image_mb * 1_000_000)
+
 
 class StoreSettings(Settings):
     """Where files are, and how large and old they get."""

@@ -90,7 +90,10 @@ class Delivery(Wire):
     created_at: float = 0.0
     status: DeliveryStatus = DeliveryStatus.PENDING
     n_attempts: int = 0
+    """Since it was made, or replayed."""
     next_at: float | None = None
     ended_at: float | None = None
+    reason: str | None = None
+    """Why it was given up, where that is not what its last attempt says."""
     attempts: tuple[Attempt, ...] = ()
     """The latest ones."""

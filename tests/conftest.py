@@ -17,7 +17,7 @@ import structlog
 from shared.bus import EmbeddedServer
 from shared.settings import BusSettings
 
-pytest_plugins = ["tests.served"]
+pytest_plugins = ["tests.s3", "tests.served"]
 
 # As in a role that runs: standard output is for what a command has to say.
 structlog.configure(logger_factory=structlog.stdlib.LoggerFactory())
@@ -27,8 +27,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REDIS_SERVER = shutil.which("redis-server")
 
-BOUNDED_OTHERWISE = ("q:", "turn:", "load:", "due", "lanes", "dead", "outbox", "partitions")
-"""Keys, after their prefix, that may stay without an expiry: lanes and what belongs to them, and lists with a cap."""
+BOUNDED_OTHERWISE = (
+    *("q:", "turn:", "load:", "due", "lanes", "dead", "outbox", "partitions"),
+    *("endpoint:", "endpoints:"),
+)
+"""Keys, after their prefix, that may stay without an expiry: lanes and what belongs to them, lists with a cap, and what
+a tenant made by name and may only have some of."""
 
 
 LONG_FIRST = ("end_to_end", "faults", "clients", "chaos")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from api.cli.batchfile import Ask, LineChecker, read_lines
+from api.lines.reading import Line, LineChecker, read_lines
 
 ROOT = Path(__file__).parents[1]
 
@@ -74,9 +74,9 @@ def test_the_pins_agree_with_what_the_package_asks_for() -> None:
 
 def test_every_line_of_the_example_can_be_run() -> None:
     check = LineChecker()
-    asks = [check(line) for line in read_lines(ROOT / "examples" / "prompts.jsonl")]
-    assert all(isinstance(ask, Ask) for ask in asks)
-    assert {ask.url for ask in asks if isinstance(ask, Ask)} >= {
+    lines = [check(line) for line in read_lines(ROOT / "examples" / "prompts.jsonl")]
+    assert all(isinstance(line, Line) for line in lines)
+    assert {line.url for line in lines if isinstance(line, Line)} >= {
         "/v1/chat/completions",
         "/completion",
         "/v1/embeddings",

@@ -1,6 +1,6 @@
 """`slotstream run IN.jsonl -o OUT.jsonl`: a bulk file from start to finish, resumable at any moment.
 
-This file is the story; its nouns are beside it: lines (`batchfile`), durable progress (`spool`, `runfolder`), the
+This file is the story; its nouns are beside it: the file (`batchfile`), durable progress (`spool`, `runfolder`), the
 jobs API (`service`), a stack of its own (`stack`) and the display (`progress`).
 """
 
@@ -17,19 +17,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 from rich.console import Console
 
-from api.cli.batchfile import (
-    Ask,
-    BadInput,
-    BadLine,
-    LineChecker,
-    Survey,
-    answered,
-    idempotency_key,
-    read_lines,
-    refused,
-    survey,
-    unanswered,
-)
+from api.cli.batchfile import BadInput, Survey, bad_subject_of, idempotency_key, subject_of, survey, written
 from api.cli.progress import BarDisplay, Display, Meter, PlainDisplay, Snapshot, duration, shown
 from api.cli.runfolder import BadOutput, InputChanged, ModelChanged, RunFolder, RunModel
 from api.cli.service import JobView, Refusal, Service, ServiceLost
@@ -39,6 +27,8 @@ from api.cli.stack import Place, check_model, check_slot_folder, config_of, free
 from api.cli.state import state_folder
 from api.cli.supervisor import ChildRefused
 from api.keys import keys_of
+from api.lines.reading import BadLine, Line, LineChecker, read_lines
+from api.lines.record import Subject, answered, unanswered
 from shared.flags import flag_of
 from shared.modelfile import LoadFailed
 from shared.settings import CONFIG_VARIABLE, ApiSettings, ConfigError, RunSettings
@@ -264,21 +254,21 @@ class BulkRun:
     async def _ask_all(self, service: Service, in_flight: int) -> None:
         room = asyncio.Semaphore(in_flight)
 
-        async def answer(ask: Ask) -> None:
+        async def answer(line: Line) -> None:
             try:
-                self._ledger.put(ask.index, await self._answer(service, ask))
+                self._ledger.put(line.index, await self._answer(service, line))
             finally:
                 room.release()
 
         try:
             async with asyncio.TaskGroup() as group:
-                async for ask in self._asks():
+                async for line in self._asks():
                     await room.acquire()
-                    group.create_task(answer(ask))
+                    group.create_task(answer(line))
         except BaseExceptionGroup as faults:
             raise faults.exceptions[0] from None  # the first stopped the others
 
-    async def _asks(self) -> AsyncIterator[Ask]:
+    async def _asks(self) -> AsyncIterator[Line]:
         """The lines without a record. Those that cannot be asked get theirs here."""
         check = LineChecker()
         for line in read_lines(self._folder.source, limit=self._found.n_bytes):
@@ -289,21 +279,24 @@ class BulkRun:
                 continue
             match checked:
                 case BadLine():
-                    self._ledger.put(line.index, refused(checked, self._folder.run_id))
-                case Ask():
+                    subject = bad_subject_of(checked, self._folder.run_id)
+                    record = unanswered(subject, code=checked.code, message=checked.message)
+                    self._ledger.put(line.index, record)
+                case Line():
                     yield checked
 
-    async def _answer(self, service: Service, ask: Ask) -> bytes:
-        key = idempotency_key(self._folder.run_id, ask)
+    async def _answer(self, service: Service, line: Line) -> bytes:
+        key = idempotency_key(self._folder.run_id, line)
+        subject = subject_of(line, key)
         for _ in range(TRIES_OF_A_LOST_JOB):
-            job = await service.ask(key, ask.url, ask.body)
+            job = await service.ask(key, line.url, line.body)
             if isinstance(job, Refusal):
-                return answered(ask, key, status=job.status, request_id=job.request_id, body=job.body)
+                return answered(subject, status=job.status, request_id=job.request_id, body=written(job.body))
             ended = await self._wait(service, job.id)
             if ended is not None:
-                return _record(ask, key, ended)
+                return _record(subject, ended)
         message = "the queue lost the job again and again"
-        return unanswered(ask, key, code="job_lost", message=message)
+        return unanswered(subject, code="job_lost", message=message)
 
     async def _wait(self, service: Service, job_id: str) -> JobView | None:
         seen = 0
@@ -350,15 +343,15 @@ class BulkRun:
                 await keeper
 
 
-def _record(ask: Ask, key: str, job: JobView) -> bytes:
+def _record(line: Subject, job: JobView) -> bytes:
     if job.status == "succeeded":
-        return answered(ask, key, status=200, request_id=job.id, body=job.result)
+        return answered(line, status=200, request_id=job.id, body=written(job.result))
     error = job.error if isinstance(job.error, dict) else {"message": f"the job {job.status}"}
     if job.status == "failed":
         code = error.get("code")
         status = code if isinstance(code, int) and 400 <= code < 600 else 500
-        return answered(ask, key, status=status, request_id=job.id, body={"error": error})
-    return unanswered(ask, key, code=f"batch_{job.status}", message=str(error.get("message")))
+        return answered(line, status=status, request_id=job.id, body=written({"error": error}))
+    return unanswered(line, code=f"batch_{job.status}", message=str(error.get("message")))
 
 
 def _display(n_lines: int) -> Display:

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from api.cli.batchfile import Failure, failure_of, outcome_of
+from api.lines.record import Failure, failure_of, outcome_of
 
 SPOOL_KEEP_BYTES = 4 * 1024 * 1024
 """A spool that is empty of waiting records is emptied on disk beyond this size."""

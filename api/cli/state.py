@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from shared import home
 from shared.settings import ConfigError
 
 
@@ -29,10 +30,6 @@ def make_folder(folder: Path) -> Path:
 
 
 def _default() -> Path:
-    base = os.environ.get("XDG_STATE_HOME")
-    if base and Path(base).is_absolute():
-        return Path(base) / "slotstream"
-    try:
-        return Path.home() / ".local" / "state" / "slotstream"
-    except RuntimeError:
-        raise ConfigError("there is no home folder to keep state in; name one with --state-dir") from None
+    if folder := home.state_folder():
+        return folder
+    raise ConfigError("there is no home folder to keep state in; name one with --state-dir")

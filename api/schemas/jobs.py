@@ -6,7 +6,6 @@ ending each time it is read; everything in it is a function of the record, so th
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -14,23 +13,15 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from api.problems import body_of
-from api.schemas.answers import (
-    answers_of,
-    failure_of,
-    prompt_usage_json,
-    scores_of,
-    timings_json,
-    usage_json,
-    vectors_of,
-)
-from api.schemas.ask import Ask, Origin
-from api.schemas.dialect import DIALECTS, ENDPOINTS
+from api.schemas.answers import failure_of, timings_json
+from api.schemas.dialect import ENDPOINTS
 from api.schemas.logprobs import chat_json
 from api.schemas.metadata import Metadata
+from api.schemas.results import ask_of, result_of, usage_json_of
 from api.schemas.strict import OwnFields, bad_field
 from shared.bus import JobPage
-from shared.events import Finished, Score, Tokens, Vector
-from shared.jobs import Generation, JobRecord, JobStatus, Lane
+from shared.events import Finished, Tokens
+from shared.jobs import JobRecord, JobStatus, Lane
 
 MAX_DEADLINE_S = 30 * 86400.0
 MAX_PAGE = 100
@@ -101,7 +92,7 @@ def job_json(record: JobRecord, waiting_for: WaitingFor) -> dict[str, Any]:
     finished = record.finished
     answered = finished if record.status is JobStatus.SUCCEEDED else None
     # Of a job that nobody keeps a body of, the answer went to the client that waited.
-    ask = _ask(record, record.body) if answered and record.body is not None else None
+    ask = ask_of(record) if answered and record.body is not None else None
     return {
         "id": record.id,
         "object": "job",
@@ -117,16 +108,11 @@ def job_json(record: JobRecord, waiting_for: WaitingFor) -> dict[str, Any]:
         "position": record.position,
         "eta_s": record.eta_s,
         "waiting_for": waiting_for(record.model) if record.status is JobStatus.QUEUED else None,
-        "usage": _usage(answered, ask) if answered else None,
-        "result": _result(record, answered, ask) if answered and ask else None,
+        "usage": usage_json_of(answered, ask) if answered else None,
+        "result": result_of(record, answered, ask) if answered and ask else None,
         "error": _error(finished) if finished is not None else None,
         "metadata": record.metadata,
     }
-
-
-def _ask(record: JobRecord, body: str) -> Ask:
-    """What was asked, as those read it whom it was made for, whomever this server speaks with now."""
-    return DIALECTS[record.compat].readers[record.endpoint](json.loads(body))
 
 
 def token_json(tokens: Tokens) -> dict[str, Any]:
@@ -141,21 +127,6 @@ def token_json(tokens: Tokens) -> dict[str, Any]:
 
 def _seconds(time: float | None) -> int | None:
     return None if time is None else int(time)
-
-
-def _usage(answered: Finished, ask: Ask | None) -> dict[str, Any]:
-    computed: list[Vector | Score] = [*vectors_of(answered), *scores_of(answered)]
-    if computed:
-        return prompt_usage_json(computed)
-    answers = answers_of(answered)
-    # A job that nobody keeps a body of has one prompt.
-    n_choices = ask.request.n if ask and isinstance(ask.request, Generation) else len(answers)
-    return usage_json(answers, n_choices)
-
-
-def _result(record: JobRecord, answered: Finished, ask: Ask) -> Any:
-    origin = Origin(record.id, record.model, int(record.created_at))
-    return ask.shape(origin).body([answered])
 
 
 def _error(finished: Finished) -> dict[str, Any] | None:

@@ -38,7 +38,7 @@ def to_json(value: Any) -> bytes:
 
 def parse_object(raw: bytes) -> dict[str, Any]:
     """A client's JSON object; of duplicate keys the last one counts. Raises InvalidRequest."""
-    value = _parse(raw)
+    value = parse(raw)
     if not isinstance(value, dict):
         raise InvalidRequest("The body must be a JSON object")
     return value
@@ -46,46 +46,58 @@ def parse_object(raw: bytes) -> dict[str, Any]:
 
 def parse_list(raw: bytes) -> list[Any]:
     """The same for the few paths whose body is a list."""
-    value = _parse(raw)
+    value = parse(raw)
     if not isinstance(value, list):
         raise InvalidRequest("The body must be a JSON array")
     return value
 
 
-def _parse(raw: bytes) -> Any:
+def parse(raw: bytes, what: str = "The body", *, max_depth: int = MAX_DEPTH) -> Any:
+    """A client's JSON, whatever it is; errors call it `what`. Raises InvalidRequest."""
+    try:
+        return _parse(raw, max_depth)
+    except _Fault as fault:
+        raise InvalidRequest(f"{what} {fault}") from None
+
+
+class _Fault(Exception):
+    """What is wrong with a text, as said of it."""
+
+
+def _parse(raw: bytes, max_depth: int) -> Any:
     if raw.count(b",") >= MAX_VALUES:
         _check_number(raw)
     try:
         text = raw.decode()
     except UnicodeDecodeError:
-        raise InvalidRequest("The body is not valid UTF-8") from None
+        raise _Fault("is not valid UTF-8") from None
     try:
         value = json.loads(text, parse_constant=_refuse, parse_float=_finite, parse_int=_bounded)
     except json.JSONDecodeError as error:
-        raise InvalidRequest(f"The body is not valid JSON: {error.msg} at character {error.pos}") from None
+        raise _Fault(f"is not valid JSON: {error.msg} at character {error.pos}") from None
     except RecursionError:
-        raise InvalidRequest("The body is nested too deeply") from None
-    if text.count("[") + text.count("{") > MAX_DEPTH:
-        _check_depth(value)
+        raise _Fault("is nested too deeply") from None
+    if text.count("[") + text.count("{") > max_depth:
+        _check_depth(value, max_depth)
     if _SURROGATE.search(text):
         _check_text(value)
     return value
 
 
 def _refuse(name: str) -> NoReturn:
-    raise InvalidRequest(f"The body is not valid JSON: {name} is not a JSON number")
+    raise _Fault(f"is not valid JSON: {name} is not a JSON number")
 
 
 def _finite(digits: str) -> float:
     number = float(digits)
     if math.isinf(number):
-        raise InvalidRequest("The body has a number that is out of range")
+        raise _Fault("has a number that is out of range")
     return number
 
 
 def _bounded(digits: str) -> int:
     if len(digits) > MAX_DIGITS:
-        raise InvalidRequest("The body has a number that is out of range")
+        raise _Fault("has a number that is out of range")
     return int(digits)
 
 
@@ -93,12 +105,12 @@ def _check_number(raw: bytes) -> None:
     """Commas divide values where they stand in no string."""
     marks = raw.replace(rb"\\", b"").replace(rb"\"", b"")
     if marks.count(b'"') > 2 * MAX_VALUES or sum(part.count(b",") for part in marks.split(b'"')[::2]) >= MAX_VALUES:
-        raise InvalidRequest(f"The body has more than {MAX_VALUES} values")
+        raise _Fault(f"has more than {MAX_VALUES} values")
 
 
-def _check_depth(value: Any) -> None:
+def _check_depth(value: Any, max_depth: int) -> None:
     level = [value]
-    for _ in range(MAX_DEPTH):
+    for _ in range(max_depth):
         level = [
             child
             for item in level
@@ -107,14 +119,14 @@ def _check_depth(value: Any) -> None:
         ]
         if not level:
             return
-    raise InvalidRequest("The body is nested too deeply")
+    raise _Fault("is nested too deeply")
 
 
 def _check_text(value: Any) -> None:
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise InvalidRequest("The body has a lone surrogate, which is not text") from None
+        raise _Fault("has a lone surrogate, which is not text") from None
 
 
 class ClientFields(BaseModel):

@@ -1,13 +1,11 @@
-"""The tasks process: arq's worker with its cron jobs, and the outbox bridge, each started again when it falls.
+"""The tasks process: arq's workers, and what gives them work, each started again when it falls.
 
-arq's worker dies with its connection; `stand_up_again` is why a restart of Redis needs nobody's hand.
+arq's workers die with their connections; `stand_up_again` is why a restart of Redis needs nobody's hand.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
-import json
 import logging
 import random
 import signal
@@ -15,14 +13,12 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from functools import partial
 
 import structlog
 import uvloop
-from arq.connections import ArqRedis
-from arq.worker import Worker
 
-from api.tasks import janitor, outbox
+from api.tasks import arqworker, janitor, outbox
 from shared import telemetry
 from shared.bus import Bus, open_bus
 from shared.bus.taskpool import task_pool
@@ -33,10 +29,6 @@ PROG = "slotstream tasks"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
 STEADY_S = 30.0
 """Work that went on for so long is started again at once when it falls."""
-JOB_TIMEOUT_S = 30
-"""arq blocks a dead worker's job for the longest timeout of all functions: all are short."""
-HEALTH_EVERY_S = 30
-CANCEL_EVERY_S = 0.2
 
 log = structlog.get_logger(__name__)
 
@@ -75,9 +67,10 @@ async def _work(settings: TasksSettings, bus: Bus) -> None:
     """For ever. Raises ConfigError when a server will not do."""
     task_pool(settings, name="tasks-arq")  # here, or a mistake in its URL would be tried again and again
     await bus.reach()
+    housekeeping = arqworker.Trade(cron_jobs=tuple(janitor.cron_jobs(settings.namespace)))
     async with asyncio.TaskGroup() as parts:
-        parts.create_task(stand_up_again("arq", functools.partial(run_arq, settings, bus)))
-        parts.create_task(stand_up_again("outbox", functools.partial(outbox.bridge, bus)))
+        parts.create_task(stand_up_again("arq", partial(arqworker.work, settings, housekeeping, {"bus": bus})))
+        parts.create_task(stand_up_again("outbox", partial(outbox.bridge, bus)))
 
 
 async def stand_up_again(name: str, work: Callable[[], Awaitable[None]]) -> None:
@@ -95,58 +88,3 @@ async def stand_up_again(name: str, work: Callable[[], Awaitable[None]]) -> None
             pause_s = FIRST_PAUSE_S
         await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
         pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
-
-
-async def run_arq(settings: TasksSettings, bus: Bus) -> None:
-    """arq's worker until it falls."""
-    pool = task_pool(settings, name="tasks-arq")
-    try:
-        worker = make_worker(ArqRedis(pool, **_serializers()), settings, bus)
-        log.info("ready", cron=[job.name for job in worker.cron_jobs])
-        main = asyncio.create_task(worker.main())
-        try:
-            await asyncio.wait((main,))  # not `await main`: a cancel of ours would go to it, where it may be lost
-            await main
-        finally:
-            await _end(main, worker)
-    finally:
-        await pool.disconnect(inuse_connections=True)
-
-
-async def _end(main: asyncio.Task[None], worker: Worker) -> None:
-    """Cancel all that arq started, and again what goes on: a cancel is lost when it meets a connection being made.
-
-    arq's own `close` waits for ever then. A job that is cut off is run again by the next worker.
-    """
-    tasks = {main, *worker.tasks.values()}
-    while tasks:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks, timeout=CANCEL_EVERY_S)
-        tasks = {task for task in (main, *worker.tasks.values()) if not task.done()}
-    for task in (main, *worker.tasks.values()):
-        if not task.cancelled():
-            task.exception()  # looked at: why it fell is said by whoever waited for it
-
-
-def make_worker(redis: ArqRedis, settings: TasksSettings, bus: Bus) -> Worker:
-    return Worker(
-        functions=[],
-        cron_jobs=janitor.cron_jobs(settings.namespace),
-        redis_pool=redis,
-        queue_name=f"{settings.namespace}:tasks",
-        health_check_key=f"{settings.namespace}:tasks:health",
-        health_check_interval=HEALTH_EVERY_S,
-        handle_signals=False,  # ours: arq's would end it without the bridge
-        keep_result=0,  # a kept result would refuse the same job id for its life
-        job_timeout=JOB_TIMEOUT_S,
-        max_jobs=4,
-        log_results=False,
-        ctx={"bus": bus},
-        **_serializers(),
-    )
-
-
-def _serializers() -> dict[str, Callable[[Any], Any]]:
-    """JSON in place of arq's pickle, with which whoever can write to Redis could run code here."""
-    return {"job_serializer": lambda value: json.dumps(value).encode(), "job_deserializer": json.loads}

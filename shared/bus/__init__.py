@@ -28,6 +28,7 @@ from shared.bus.script import ask
 from shared.bus.subscriber import Listener, Subscriber
 from shared.bus.tally import Tally
 from shared.bus.tokenlog import LogEvent, Reader, TokenLog
+from shared.bus.webhooks import DeliveryPage, EndpointChange, EndpointPage, Webhooks
 from shared.errors import BusUnavailable
 from shared.settings import BusSettings, ConfigError
 
@@ -37,7 +38,10 @@ __all__ = [
     "Bus",
     "Chunk",
     "Claimed",
+    "DeliveryPage",
     "EmbeddedServer",
+    "EndpointChange",
+    "EndpointPage",
     "JobPage",
     "Lease",
     "LeaseKeeper",
@@ -56,6 +60,7 @@ __all__ = [
     "Verdict",
     "Wake",
     "Wanted",
+    "Webhooks",
     "WorkerState",
     "open_bus",
 ]
@@ -81,6 +86,7 @@ class Bus:
         self.presence = Presence(keys, link)
         self.tally = Tally(keys, link)
         self.outbox = Outbox(keys, link)
+        self.webhooks = Webhooks(settings, keys, link)
 
     async def ping(self) -> None:
         """Returns when the server answers. Raises BusUnavailable."""

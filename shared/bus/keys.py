@@ -101,6 +101,30 @@ class Keys:
     def idempotency(self, partition: int, tenant: str, key: str) -> str:
         return f"{self.prefix(partition)}idem:{part(tenant)}:{part(key)}"
 
+    def endpoint(self, endpoint_id: str) -> str:
+        """ValueError when it can be no webhook endpoint of ours."""
+        return f"{self._prefix_named(endpoint_id, Kind.ENDPOINT)}endpoint:{endpoint_id}"
+
+    def endpoints(self, partition: int, tenant: str) -> str:
+        """A tenant's webhook endpoints by their age."""
+        return f"{self.prefix(partition)}endpoints:{part(tenant)}"
+
+    def delivery(self, delivery_id: str) -> str:
+        """ValueError when it can be no delivery of ours."""
+        return f"{self._prefix_named(delivery_id, Kind.DELIVERY)}delivery:{delivery_id}"
+
+    def deliveries(self, endpoint_id: str, status: str) -> str:
+        """An endpoint's deliveries of one status by their age."""
+        return f"{self._prefix_named(endpoint_id, Kind.ENDPOINT)}deliveries:{endpoint_id}:{status}"
+
+    def schedule(self, endpoint_id: str) -> str:
+        """An endpoint's pending deliveries by the time of their next attempt."""
+        return f"{self._prefix_named(endpoint_id, Kind.ENDPOINT)}schedule:{endpoint_id}"
+
+    def schedules(self, partition: int) -> str:
+        """The endpoints that have pending deliveries, by the time of the first of them."""
+        return f"{self.prefix(partition)}schedules"
+
     def wake(self, partition: int, model: str) -> str:
         return f"{self.prefix(partition)}wake:{part(model)}"
 
@@ -130,3 +154,9 @@ class Keys:
     def layout(self) -> str:
         """How many partitions there are: all must agree."""
         return f"{self.namespace}:partitions"
+
+    def _prefix_named(self, text: str, kind: Kind) -> str:
+        partition = partition_in(text, kind)
+        if partition >= self.partitions:
+            raise ValueError(f"not an id of a {kind.name.lower()} here: {text!r}")
+        return self.prefix(partition)

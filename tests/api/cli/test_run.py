@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
-from api.cli.batchfile import Ask, LineChecker, answered, read_lines, survey
+from api.cli.batchfile import subject_of, survey
 from api.cli.runfolder import ModelChanged, RunFolder, RunModel
 from api.cli.spool import Ledger
+from api.lines.reading import Line, LineChecker, read_lines
+from api.lines.record import answered
 from shared.settings import WorkerSettings
 from tests.api.cli.conftest import JobsServer, RunCommand
 
@@ -142,7 +144,7 @@ def test_the_first_failures_are_told_at_the_end_with_their_place_in_the_file(
     assert done.returncode == 1
     assert done.stdout.splitlines()[0].startswith("5 lines, 4 failed; ")
     assert done.stdout.splitlines()[1:5] == [
-        "  line 2: the line is not JSON: expecting value at column 1",
+        "  line 2: the line is not valid JSON: Expecting value at character 0",
         "  line 5 (custom_id line-1): too late",
         "  line 6 (custom_id line-2): no such thing",
         f"  and 1 more in {bulk.output}",
@@ -187,14 +189,14 @@ def test_of_a_finished_run_a_note_is_kept_and_its_logs_only_when_lines_failed(
 ) -> None:
     bulk.write({})
     found = survey(bulk.source)
-    ask = LineChecker()(next(read_lines(bulk.source)))
-    assert isinstance(ask, Ask)
+    line = LineChecker()(next(read_lines(bulk.source)))
+    assert isinstance(line, Line)
     with RunFolder.open(bulk.folder / "state", bulk.source, bulk.output) as run:
         assert run.begin(found, is_restart=False)
         (run.fresh_logs() / "api.log").touch()
         run.valkey.mkdir()
         with Ledger(run.part, run.spool, n_lines=1) as ledger:
-            ledger.put(0, answered(ask, "k", status=status, request_id=None, body={}))
+            ledger.put(0, answered(subject_of(line, "k"), status=status, request_id=None, body=b"{}"))
             run.finish(ledger)
         assert {path.name for path in run.folder.iterdir()} == kept
         assert run.begin(found, is_restart=True)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from api.tasks import app
+from api.tasks import app, arqworker
 from shared.bus import Bus
 from shared.events import Finished
 from shared.jobs import Completion, Job, JobStatus
@@ -132,7 +132,7 @@ async def test_work_that_falls_is_started_again(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_only_json_is_read_from_the_queue() -> None:
-    serializers: dict[str, Any] = app._serializers()
+    serializers: dict[str, Any] = arqworker._serializers()
     assert serializers["job_deserializer"](serializers["job_serializer"]({"a": [1]})) == {"a": [1]}
     with pytest.raises(ValueError):
         serializers["job_deserializer"](b"\x80\x05cos\nsystem\n")
