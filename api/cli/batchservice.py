@@ -13,7 +13,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from enum import Enum, auto
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import aiohttp
 from pydantic import ValidationError
@@ -35,7 +35,7 @@ from shared.wire import Wire
 NO_BATCH = "batch_0_000000000000000000000000"
 """An id that no batch has: what is said of its events tells a slotstream from others."""
 
-NEWEST = {"limit": "100"}
+NEWEST = 100
 """How far back it is looked for what may be there already."""
 
 GOODBYE_S = 10.0
@@ -122,6 +122,15 @@ class FileView(Wire):
     bytes: int = 0
 
 
+class Upload(NamedTuple):
+    """A file on its way."""
+
+    path: Path
+    name: str
+    """That no other file has."""
+    n_bytes: int
+
+
 class _Batches(Wire):
     data: list[BatchView]
 
@@ -151,16 +160,16 @@ class BatchService(Service):
             raise ServiceLost(f"{self.url} is not a slotstream, nor has it batches: GET {path} answered {status}")
         self.kind = Kind.OTHER
 
-    async def upload(self, path: Path, name: str, *, is_again: bool, on_sent: Callable[[int], None]) -> str | Refusal:
-        """The id of the file under a name that no other has. `is_again`: it may be there; `on_sent` hears bytes."""
+    async def upload(self, content: Upload, *, is_again: bool, on_sent: Callable[[float], None]) -> str | Refusal:
+        """The id of the file. `is_again`: it may be there already; `on_sent` hears which part has been sent."""
         may_be_there = is_again
 
         async def once() -> str | Refusal:
             nonlocal may_be_there
-            if may_be_there and (found := await self._find_file(name, path.stat().st_size)):
+            if may_be_there and (found := await self._find_file(content)):
                 return found
             may_be_there = True
-            return await self._send(path, name, on_sent)
+            return await self._send(content, on_sent)
 
         return await self._patiently(once)
 
@@ -189,11 +198,16 @@ class BatchService(Service):
 
     async def look(self, batch_id: str) -> BatchView | None:
         """The batch as it stands; None when the service does not know it (any more)."""
-        return await self._patiently(lambda: self._show("GET", f"/v1/batches/{batch_id}"))
+        return await self._patiently(lambda: self._show(batch_id))
 
-    async def cancel(self, batch_id: str) -> BatchView | None:
-        """The batch after the request to cancel it; None when the service does not know it (any more)."""
-        return await self._patiently(lambda: self._show("POST", f"/v1/batches/{batch_id}/cancel"))
+    async def cancel(self, batch_id: str) -> None:
+        """Have no more lines of it run. What has ended, or is not known, is left as it is."""
+
+        async def once() -> None:
+            async with self._answer("POST", f"/v1/batches/{batch_id}/cancel"):
+                pass
+
+        await self._patiently(once)
 
     async def follow(
         self,
@@ -228,7 +242,7 @@ class BatchService(Service):
                         raise NoEvents
                     case status:
                         raise Away(f"the service answered {status}")
-            return await self._show("GET", f"/v1/batches/{batch_id}")
+            return await self._show(batch_id)
 
         return await self._patiently(once)
 
@@ -257,8 +271,8 @@ class BatchService(Service):
         async with self._answer("GET", path) as response:
             return response.status, await response.read()
 
-    async def _show(self, method: str, path: str) -> BatchView | None:
-        async with self._answer(method, path) as response:
+    async def _show(self, batch_id: str) -> BatchView | None:
+        async with self._answer("GET", f"/v1/batches/{batch_id}") as response:
             content = await response.read()
             if response.status == 404:
                 return None
@@ -266,38 +280,36 @@ class BatchService(Service):
                 return batch
             raise Away(f"the service answered {response.status}{said_of(fault_in(content))}")
 
-    async def _send(self, path: Path, name: str, on_sent: Callable[[int], None]) -> str | Refusal:
+    async def _send(self, content: Upload, on_sent: Callable[[float], None]) -> str | Refusal:
+        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(SILENCE_S) as patience:
-                loop = asyncio.get_running_loop()
 
                 def note(n_bytes: int) -> None:
-                    if not patience.expired() and is_open:
+                    with contextlib.suppress(RuntimeError):  # an answer may come before all is sent
                         patience.reschedule(loop.time() + SILENCE_S)
-                    on_sent(n_bytes)
+                    on_sent(n_bytes / content.n_bytes)
 
-                is_open = True
+                file = _Sent(content.path, lambda n_bytes: loop.call_soon_threadsafe(note, n_bytes))
                 form = aiohttp.FormData()
                 form.add_field("purpose", "batch")
-                file = _Sent(path, lambda n_bytes: loop.call_soon_threadsafe(note, n_bytes))
-                form.add_field("file", file, filename=name, content_type="application/jsonl")
+                form.add_field("file", file, filename=content.name, content_type="application/jsonl")
                 async with self._answer("POST", "/v1/files", data=form) as response:
-                    content = await response.read()
-                    is_open = False
+                    raw = await response.read()
+                    if response.status < 300 and (view := _read(FileView, raw)):
+                        return view.id
+                    return self._refusal(response, raw)
         except TimeoutError:
             raise Away(f"it has taken nothing for {SILENCE_S:.0f} s") from None
-        if response.status < 300 and (view := _read(FileView, content)):
-            return view.id
-        return self._refusal(response, content)
 
-    async def _find_file(self, name: str, n_bytes: int) -> str | None:
-        status, content = await self._look_at(f"/v1/files?purpose=batch&order=desc&limit={NEWEST['limit']}")
-        files = _read(_Files, content) if status == 200 else None
-        wanted = (name, n_bytes)
+    async def _find_file(self, content: Upload) -> str | None:
+        status, raw = await self._look_at(f"/v1/files?purpose=batch&order=desc&limit={NEWEST}")
+        files = _read(_Files, raw) if status == 200 else None
+        wanted = (content.name, content.n_bytes)
         return next((file.id for file in (files.data if files else []) if (file.filename, file.bytes) == wanted), None)
 
     async def _find_batch(self, file_id: str) -> BatchView | None:
-        status, content = await self._look_at(f"/v1/batches?limit={NEWEST['limit']}")
+        status, content = await self._look_at(f"/v1/batches?limit={NEWEST}")
         batches = _read(_Batches, content) if status == 200 else None
         return next((batch for batch in (batches.data if batches else []) if batch.input_file_id == file_id), None)
 

@@ -155,8 +155,13 @@ class RunFolder:
         return self._begun.spent
 
     @property
+    def is_first_order(self) -> bool:
+        """Whether none was over before the one that is not."""
+        return self._begun.n_orders == 0
+
+    @property
     def has_asked(self) -> bool:
-        """Whether a service may have something that only this run knows."""
+        """Whether an order was made, whatever became of it."""
         return self.order is not None or self._begun.n_orders > 0
 
     @property

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import secrets
 import subprocess
 import sys
 import urllib.request
@@ -50,6 +51,45 @@ def jobs_server() -> Iterator[JobsServer]:
             yield JobsServer(f"http://127.0.0.1:{int(process.stdout.readline())}")
         finally:
             process.terminate()
+
+
+@dataclass
+class BatchServer:
+    """Scripted files and batches, seen from a test."""
+
+    url: str
+
+    @property
+    def open_ai(self) -> str:
+        """Where it has the manners of OpenAI's."""
+        return f"{self.url}/openai/v1"
+
+    def get(self, path: str) -> dict[str, Any]:
+        with urllib.request.urlopen(self.url + path, timeout=30) as answer:
+            content: dict[str, Any] = json.loads(answer.read())
+            return content
+
+    def script(self, **order: Any) -> None:
+        urllib.request.urlopen(self.url + "/script", data=json.dumps(order).encode(), timeout=30).close()
+
+    def refuse(self, on: str, n: int, status: int) -> None:
+        self.script(**{"on": on, "refuse": n, "with": status})
+
+
+@pytest.fixture(scope="session")
+def batch_servers() -> Iterator[str]:
+    command = [sys.executable, str(HERE / "batch_server.py")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as process:
+        assert process.stdout is not None
+        try:
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            process.terminate()
+
+
+@pytest.fixture
+def batch_server(batch_servers: str) -> BatchServer:
+    return BatchServer(f"{batch_servers}/{secrets.token_hex(4)}")
 
 
 class Running(NamedTuple):
