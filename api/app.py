@@ -27,20 +27,38 @@ from api.keys import Keys, keys_of
 from api.openapi.description import ByMethod
 from api.outgoing import Outgoing
 from api.port.listener import open_listener
-from api.port.server import SHUTDOWN_S, Server, config_of, make_room_for
+from api.port.server import SHUTDOWN_S, Server, config_of
 from api.port.tls import server_context
 from api.problems import on_error
 from api.profiles import Profiles
-from api.routes import adapters, docs, jobs, llamacpp, metrics, models, ollama, openai, props, responses, slots, status
+from api.routes import (
+    adapters,
+    batches,
+    docs,
+    files,
+    jobs,
+    llamacpp,
+    metrics,
+    models,
+    ollama,
+    openai,
+    props,
+    responses,
+    slots,
+    status,
+)
 from shared import telemetry
 from shared.bus import ADVICE, open_bus
+from shared.descriptors import make_room_for
 from shared.errors import BusUnavailable, SlotstreamError
 from shared.settings import ApiSettings, ConfigError
+from shared.store import open_store
 
 log = structlog.get_logger(__name__)
 
 PROBE = ["GET", "HEAD"]
 
+BATCHES = ByMethod(GET=batches.index, POST=batches.create).answer
 RESPONSE = ByMethod(GET=responses.show, DELETE=responses.delete).answer
 
 ROUTES: list[BaseRoute] = [
@@ -57,6 +75,14 @@ ROUTES: list[BaseRoute] = [
     Route("/v1/models", models.index, methods=["GET"]),
     Route("/models", models.index, methods=["GET"]),
     Route("/v1/models/{model:path}", models.show, methods=["GET"]),
+    Route("/v1/files", ByMethod(GET=files.index, POST=files.create).answer, methods=["GET", "POST"]),
+    Route("/v1/files/{file_id}", ByMethod(GET=files.show, DELETE=files.delete).answer, methods=["GET", "DELETE"]),
+    Route("/v1/files/{file_id}/content", files.content, methods=["GET"]),
+    Route("/v1/batches", BATCHES, methods=["GET", "POST"]),
+    Route("/v1/batches/{batch_id}", batches.show, methods=["GET"]),
+    Route("/v1/batches/{batch_id}/cancel", batches.cancel, methods=["POST"]),
+    Route("/v1/batches/{batch_id}/retry", batches.retry, methods=["POST"]),
+    Route("/v1/batches/{batch_id}/events", batches.events, methods=["GET"]),
     Route("/v1/jobs", ByMethod(GET=jobs.index, POST=jobs.create).answer, methods=["GET", "POST"]),
     Route("/v1/jobs/{job_id}", jobs.show, methods=["GET"]),
     Route("/v1/jobs/{job_id}/cancel", jobs.cancel, methods=["POST"]),
@@ -107,13 +133,14 @@ def create_app(settings: ApiSettings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Any]]:
         async with (
             open_bus(settings, name="api") as bus,
+            open_store(settings.store_url.get_secret_value()) as store,
             Outgoing.open(settings.allow_hosts) as outgoing,
             asyncio.TaskGroup() as tasks,
         ):
             fleet = Fleet(bus)
             await fleet.look()
             watch = tasks.create_task(fleet.watch())
-            yield {"context": Context(bus, fleet, outgoing, settings, Profiles(bus, fleet), tasks.create_task)}
+            yield {"context": Context(bus, fleet, outgoing, settings, Profiles(bus, fleet), store, tasks.create_task)}
             watch.cancel()
 
     app = FastAPI(
@@ -151,7 +178,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _serve(settings: ApiSettings, listener: socket.socket, tls: ssl.SSLContext | None) -> int:
-    async with open_bus(settings, name="api") as bus:
+    # What is wrong with their URLs is said before anything is promised.
+    async with open_bus(settings, name="api") as bus, open_store(settings.store_url.get_secret_value()):
         try:
             await bus.check_server()
         except BusUnavailable as error:

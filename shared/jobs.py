@@ -475,6 +475,8 @@ class Job(Wire):
     @property
     def version(self) -> int:
         """The oldest kind of worker that reads it as it is meant."""
+        if self.batch is not None:
+            return VERSION_OF_BATCHES
         match self.request:
             case GetProperties() | Embedding(truncates=True):
                 return 4
@@ -520,6 +522,8 @@ class JobRecord(Wire):
     eta_s: float | None = None
     body: str | None = None
     metadata: dict[str, str] = {}
+    webhook: Webhook | None = Field(None, exclude=True)
+    """Its secret is in no answer."""
     finished: Finished | None = None
 
     @property
@@ -527,7 +531,10 @@ class JobRecord(Wire):
         return self.finished.failure if self.finished else None
 
 
-VERSION = 4
+VERSION_OF_BATCHES = 5
+"""Of a line of a batch, which an older worker would end as if nobody had to collect it."""
+
+VERSION = 5
 """Of jobs as they travel; a job may be of an older one (`Job.version`). Raise it when a request means something that
 an older worker would misread or refuse: such jobs wait for newer workers. A new field that may be dropped needs no new
 version. The other way round there is no waiting: what older versions have queued must be readable for good."""

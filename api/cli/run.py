@@ -26,6 +26,7 @@ from api.cli.stack import Place, check_model, check_slot_folder, config_of, free
 from api.cli.state import state_folder
 from api.cli.supervisor import ChildRefused
 from api.keys import keys_of
+from api.schemas.window import window_s
 from shared.flags import flag_of
 from shared.modelfile import LoadFailed
 from shared.settings import CONFIG_VARIABLE, ApiSettings, ConfigError, RunSettings
@@ -43,7 +44,7 @@ def run(argv: Sequence[str]) -> int:
         argv, prog=PROG, description="Run a file of OpenAI batch lines; run it again to go on after a stop."
     )
     try:
-        _check_model(settings, argv)
+        _check(settings, argv)
         return _run(settings, config_of(argv))
     except (LoadFailed, ConfigError) as error:
         _say(settings.blame(str(error)))
@@ -54,8 +55,8 @@ def run(argv: Sequence[str]) -> int:
     return EXIT_NOT_RUN
 
 
-def _check_model(settings: RunSettings, argv: Sequence[str]) -> None:
-    """Raise ConfigError unless there is one model to ask: in a file that is there, or a service's."""
+def _check(settings: RunSettings, argv: Sequence[str]) -> None:
+    """Raise ConfigError for what cannot work, above all unless there is one model to ask: in a file, or a service's."""
     if settings.url:
         # A variable or a file may name a model for other commands; a flag is meant for this one.
         if flag := _model_flag(argv):
@@ -68,6 +69,10 @@ def _check_model(settings: RunSettings, argv: Sequence[str]) -> None:
         check_model(settings.model)
     if not settings.url:
         check_slot_folder(settings.slot_save_path)
+    try:
+        window_s(settings.window)
+    except ValueError as error:
+        raise ConfigError(f"--window: {error}") from None
 
 
 def _model_flag(argv: Sequence[str]) -> str | None:
@@ -180,8 +185,8 @@ async def _work_on_own_stack(
     extra = config | dict([NO_API_KEY])
     if "grace_s" not in settings.model_fields_set:
         extra["SLOTSTREAM_GRACE_S"] = "1"  # a stop keeps what was generated; there is no reason to wait
-    if settings.redis_url is None and "store_url" not in settings.model_fields_set:
-        extra["SLOTSTREAM_STORE_URL"] = str(folder.store)  # who else works on a Redis has to find the files, too
+    if settings.redis_url is not None and not settings.store_url.get_secret_value():
+        extra["SLOTSTREAM_STORE_URL"] = ""  # who else works on that Redis looks for files where it is usual
     _say(f"starting a worker, an API and a queue of its own; their logs are in {logs}")
     async with open_stack(settings, place, say=_say, extra=extra) as stack:
         interruption.at_once = stack.supervisor.kill

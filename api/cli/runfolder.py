@@ -106,7 +106,7 @@ class RunFolder:
         self.copy = folder / "lines.jsonl"
         """Lines on their way to a service."""
         self.valkey = folder / "valkey"
-        self.store = folder / "files"
+        self.files = folder / "files"
         self._state_file = folder / "run.json"
         self._state: RunState | None = None
         self._replaced: RunState | None = None
@@ -234,7 +234,7 @@ class RunFolder:
         """Drop what is no longer needed. Logs stay when lines failed: they may say why."""
         for old in (self.spool, self.copy):
             old.unlink(missing_ok=True)
-        for folder in (self.valkey, self.store):
+        for folder in (self.valkey, self.files):
             shutil.rmtree(folder, ignore_errors=True)
         if not self.n_failed:
             shutil.rmtree(self.logs, ignore_errors=True)
@@ -268,7 +268,7 @@ class RunFolder:
     def _drop_progress(self) -> None:
         for old in (self.part, self.spool, self.copy):
             old.unlink(missing_ok=True)
-        for folder in (self.valkey, self.store):
+        for folder in (self.valkey, self.files):
             shutil.rmtree(folder, ignore_errors=True)
 
     def _check_same(self, earlier: RunState, found: Survey, model: RunModel | None) -> None:

@@ -57,22 +57,29 @@ class BadLine:
     custom_id: str | None
     code: str
     message: str
+    param: str | None = None
+    """The field of the line that is at fault."""
 
 
 def read_lines(path: Path, *, limit: int | None = None, longest: int = MAX_LINE_BYTES) -> Iterator[RawLine]:
     """The lines that are not blank, one at a time, of the first `limit` bytes: a file may grow meanwhile."""
-    index = 0
     with path.open("rb") as file:
-        for number, (begin, line) in enumerate(_bounded_lines(file, limit, longest), start=1):
-            if line is None:
-                yield RawLine(index, number, None, begin)
-                index += 1
-                continue
-            bare = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-            text = bare.strip()
-            if text:
-                yield RawLine(index, number, text, begin + len(line) - len(bare.lstrip()))
-                index += 1
+        yield from lines_of(file, limit=limit, longest=longest)
+
+
+def lines_of(file: BinaryIO, *, limit: int | None = None, longest: int = MAX_LINE_BYTES) -> Iterator[RawLine]:
+    """The same of a file that stands at its beginning."""
+    index = 0
+    for number, (begin, line) in enumerate(_bounded_lines(file, limit, longest), start=1):
+        if line is None:
+            yield RawLine(index, number, None, begin)
+            index += 1
+            continue
+        bare = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+        text = bare.strip()
+        if text:
+            yield RawLine(index, number, text, begin + len(line) - len(bare.lstrip()))
+            index += 1
 
 
 def _bounded_lines(file: BinaryIO, limit: int | None, longest: int) -> Iterator[tuple[int, bytes | None]]:
@@ -102,7 +109,7 @@ class LineChecker:
         try:
             return self._asked(line)
         except _Fault as fault:
-            return BadLine(line.index, line.number, fault.custom_id, fault.code, fault.message)
+            return BadLine(line.index, line.number, fault.custom_id, fault.code, fault.message, _PARAMS.get(fault.code))
 
     def _asked(self, line: RawLine) -> Line:
         if line.text is None:
@@ -139,6 +146,16 @@ class LineChecker:
             return f"the url {shown} is not the endpoint of the batch, {self._urls[0]}"
         known = f"{', '.join(URLS[:-1])} and {URLS[-1]}"
         return f"the url {shown} cannot be run; {known} can"
+
+
+_PARAMS = {
+    "missing_custom_id": "custom_id",
+    "duplicate_custom_id": "custom_id",
+    "invalid_method": "method",
+    "invalid_url": "url",
+    "invalid_body": "body",
+    "stream_not_supported": "body.stream",
+}
 
 
 class _Fault(Exception):

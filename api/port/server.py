@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import resource
 import signal
 import socket
 import ssl
@@ -23,9 +22,6 @@ from shared.settings import ApiSettings
 
 SHUTDOWN_S = 25
 """How long open streams may go on after SIGTERM; what is left then gets an error as its last event."""
-
-OTHER_FILES = 64
-"""Descriptors that are not clients' connections: Redis, files, logs."""
 
 
 def config_of(app: ASGIApp, settings: ApiSettings, tls: ssl.SSLContext | None, *, grace_s: int) -> uvicorn.Config:
@@ -54,15 +50,6 @@ def config_of(app: ASGIApp, settings: ApiSettings, tls: ssl.SSLContext | None, *
     config.load()
     config.ssl = tls
     return config
-
-
-def make_room_for(n_connections: int) -> None:
-    """As many descriptors as the system lets this process have, if that many are needed: shells give 1024."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = n_connections + OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 class Server(uvicorn.Server):

@@ -14,9 +14,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api import sse
-from api.access import header_of, idempotency_key_of, query_of
+from api.access import idempotency_key_of, query_of
 from api.body import read_as
 from api.context import Context, context_of, tenant_of, written_response
+from api.cursor import after_of
 from api.kept import enqueue, kept_body, record_of
 from api.openapi import answers
 from api.openapi.description import Pieces, Reach, described
@@ -29,7 +30,6 @@ from api.schemas.jobs import (
     EventsFields,
     JobFields,
     ListFields,
-    event_number,
     job_json,
     list_json,
     token_json,
@@ -106,7 +106,7 @@ async def cancel(request: Request) -> Response:
 )
 async def events(request: Request) -> ASGIApp:
     context, tenant = context_of(request), tenant_of(request)
-    after = _after(request)
+    after = after_of(request)
     record = await record_of(context, tenant, request.path_params["job_id"])
     if request.method == "HEAD":
         return Response(headers=sse.HEADERS | {"X-Job-Id": record.id})
@@ -225,10 +225,3 @@ async def _job_response(context: Context, record: JobRecord, status: int = 200) 
     endings = [record.finished] if record.finished else []
     text = await rendered(endings, lambda: job_json(record, context.fleet.waiting_for))
     return written_response(text, status, {"X-Job-Id": record.id})
-
-
-def _after(request: Request) -> int:
-    """The event after which to go on. The header is what a reconnecting reader updates, so it comes first."""
-    fields = read(EventsFields, query_of(request))
-    header = header_of(request, "Last-Event-ID")
-    return fields.starting_after if header is None else event_number("Last-Event-ID", header)

@@ -39,6 +39,9 @@ class Trade:
     cron_jobs: tuple[CronJob, ...] = ()
     timeout_s: int = JOB_TIMEOUT_S
     max_jobs: int = 4
+    mark_s: int | None = None
+    """For which a job that nobody works on any more stays marked as under way, where its function renews the mark
+    (`arqmarks`). None: for as long as arq does, 10 s more than the longest timeout."""
     poll_s: float = POLL_S
     """Between two looks into the queue: what is put there waits half as long on average."""
 
@@ -70,7 +73,7 @@ async def arq_link(settings: TasksSettings, name: str) -> AsyncIterator[ArqRedis
 
 
 def make_worker(redis: ArqRedis, namespace: str, trade: Trade, ctx: dict[str, Any]) -> Worker:
-    return Worker(
+    worker = Worker(
         functions=trade.functions,
         cron_jobs=trade.cron_jobs,
         redis_pool=redis,
@@ -83,9 +86,12 @@ def make_worker(redis: ArqRedis, namespace: str, trade: Trade, ctx: dict[str, An
         max_jobs=trade.max_jobs,
         poll_delay=trade.poll_s,
         log_results=False,
-        ctx=dict(ctx),
+        ctx={**ctx, "queue": trade.queue(namespace)},
         **_serializers(),
     )
+    if trade.mark_s is not None:
+        worker.in_progress_timeout_s = trade.mark_s
+    return worker
 
 
 async def _end(main: asyncio.Task[None], worker: Worker) -> None:

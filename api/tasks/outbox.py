@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
+from api.tasks.webhooks import teller
 from shared.bus import Bus
 from shared.bus.outbox import OutboxRow
 
 ROWS = 100
-IDLE_S = 1.0
+IDLE_S = 0.25
 """Between two looks into an empty outbox."""
 
 Teller = Callable[[Bus, Sequence[OutboxRow]], Awaitable[None]]
 
-TELLERS: tuple[Teller, ...] = ()
-"""Nobody wants to be told yet: rows are only acknowledged, so that the outbox does not grow."""
+TELLERS: tuple[Teller, ...] = (teller.tell,)
 
 
 async def bridge(bus: Bus, tellers: Sequence[Teller] = TELLERS) -> None:

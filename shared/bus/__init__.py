@@ -16,9 +16,13 @@ from contextlib import asynccontextmanager
 import structlog
 
 from shared.bus.address import server_of
+from shared.bus.batches import Batches, BatchPage, BatchReceipt, Remains
+from shared.bus.batchsteps import MAX_COLLECTED, EndedLine, Fed, FedLine, Refusal, Unfed
 from shared.bus.cluster import ClusterLink, ClusterSubscriber
 from shared.bus.connect import Link, Sender, connection_factory, distrust
 from shared.bus.embedded import EmbeddedServer
+from shared.bus.files import FilePage, Files
+from shared.bus.holds import Due, Hold
 from shared.bus.keys import Keys
 from shared.bus.lease import LeaseKeeper
 from shared.bus.outbox import Outbox, OutboxRow
@@ -34,14 +38,25 @@ from shared.settings import BusSettings, ConfigError
 
 __all__ = [
     "ADVICE",
+    "MAX_COLLECTED",
     "AdapterCard",
+    "BatchPage",
+    "BatchReceipt",
+    "Batches",
     "Bus",
     "Chunk",
     "Claimed",
     "DeliveryPage",
+    "Due",
     "EmbeddedServer",
+    "EndedLine",
     "EndpointChange",
     "EndpointPage",
+    "Fed",
+    "FedLine",
+    "FilePage",
+    "Files",
+    "Hold",
     "JobPage",
     "Lease",
     "LeaseKeeper",
@@ -54,9 +69,12 @@ __all__ = [
     "Reader",
     "Receipt",
     "Recent",
+    "Refusal",
+    "Remains",
     "SlotState",
     "Tally",
     "TokenLog",
+    "Unfed",
     "Verdict",
     "Wake",
     "Wanted",
@@ -85,7 +103,9 @@ class Bus:
         self.log = TokenLog(keys, link, subscriber)
         self.presence = Presence(keys, link)
         self.tally = Tally(keys, link)
+        self.batches = Batches(settings, keys, link)
         self.outbox = Outbox(keys, link)
+        self.files = Files(keys, link)
         self.webhooks = Webhooks(settings, keys, link)
 
     async def ping(self) -> None:

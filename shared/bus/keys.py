@@ -57,6 +57,27 @@ class Keys:
     def live(self, job_id: str) -> str:
         return f"{self.prefix_of(job_id)}live:{job_id}"
 
+    def prefix_of_batch(self, batch_id: str) -> str:
+        """The same of a batch. ValueError when it can be no batch of ours."""
+        partition = partition_in(batch_id, Kind.BATCH)
+        if partition >= self.partitions:
+            raise ValueError(f"not a batch id here: {batch_id!r}")
+        return self.prefix(partition)
+
+    def batch(self, batch_id: str) -> str:
+        return f"{self.prefix_of_batch(batch_id)}batch:{batch_id}"
+
+    def batches(self, partition: int, tenant: str) -> str:
+        """A tenant's batches by their age."""
+        return f"{self.prefix(partition)}batches:{part(tenant)}"
+
+    def batch_idempotency(self, partition: int, tenant: str, key: str) -> str:
+        return f"{self.prefix(partition)}idem_batch:{part(tenant)}:{part(key)}"
+
+    def batch_made_of(self, partition: int, tenant: str, fingerprint: str) -> str:
+        """The batch that was made last of the same request."""
+        return f"{self.prefix(partition)}made_batch:{part(tenant)}:{part(fingerprint)}"
+
     def lane(self, partition: int, model: str, lane: str, tenant: str) -> str:
         return f"{self.prefix(partition)}q:{part(model)}:{lane}:{part(tenant)}"
 
@@ -103,7 +124,7 @@ class Keys:
 
     def endpoint(self, endpoint_id: str) -> str:
         """ValueError when it can be no webhook endpoint of ours."""
-        return f"{self._prefix_named(endpoint_id, Kind.ENDPOINT)}endpoint:{endpoint_id}"
+        return f"{self.prefix_of_kind(endpoint_id, Kind.ENDPOINT)}endpoint:{endpoint_id}"
 
     def endpoints(self, partition: int, tenant: str) -> str:
         """A tenant's webhook endpoints by their age."""
@@ -111,15 +132,15 @@ class Keys:
 
     def delivery(self, delivery_id: str) -> str:
         """ValueError when it can be no delivery of ours."""
-        return f"{self._prefix_named(delivery_id, Kind.DELIVERY)}delivery:{delivery_id}"
+        return f"{self.prefix_of_kind(delivery_id, Kind.DELIVERY)}delivery:{delivery_id}"
 
     def deliveries(self, endpoint_id: str, status: str) -> str:
         """An endpoint's deliveries of one status by their age."""
-        return f"{self._prefix_named(endpoint_id, Kind.ENDPOINT)}deliveries:{endpoint_id}:{status}"
+        return f"{self.prefix_of_kind(endpoint_id, Kind.ENDPOINT)}deliveries:{endpoint_id}:{status}"
 
     def schedule(self, endpoint_id: str) -> str:
         """An endpoint's pending deliveries by the time of their next attempt."""
-        return f"{self._prefix_named(endpoint_id, Kind.ENDPOINT)}schedule:{endpoint_id}"
+        return f"{self.prefix_of_kind(endpoint_id, Kind.ENDPOINT)}schedule:{endpoint_id}"
 
     def schedules(self, partition: int) -> str:
         """The endpoints that have pending deliveries, by the time of the first of them."""
@@ -154,9 +175,3 @@ class Keys:
     def layout(self) -> str:
         """How many partitions there are: all must agree."""
         return f"{self.namespace}:partitions"
-
-    def _prefix_named(self, text: str, kind: Kind) -> str:
-        partition = partition_in(text, kind)
-        if partition >= self.partitions:
-            raise ValueError(f"not an id of a {kind.name.lower()} here: {text!r}")
-        return self.prefix(partition)

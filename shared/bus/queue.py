@@ -7,9 +7,7 @@ requests mean, and nothing of HTTP or llama.cpp.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
-import math
 import random
 import secrets
 from collections.abc import AsyncGenerator, Sequence
@@ -24,13 +22,16 @@ import structlog
 from pydantic import TypeAdapter, ValidationError
 
 from shared.bus.connect import Reply, Sender
+from shared.bus.enqueuing import RATE_FIELDS, Enqueuing, fingerprint_of, rate_of, seconds
 from shared.bus.keys import Keys, part, partition_for
+from shared.bus.places import NEWEST, Place, older, place_of
 from shared.bus.script import ask, run, script
 from shared.bus.subscriber import Listener
 from shared.errors import BusUnavailable, IdempotencyConflict, QueueFull, UnknownJob, Unreadable
 from shared.events import Accepted, Failure, Finished, Progress, Tokens
-from shared.jobs import VERSION, Compat, Generation, Job, JobRecord, JobStatus, Lane, new_job_id, partition_of
+from shared.jobs import VERSION, Compat, Job, JobRecord, JobStatus, Lane, new_job_id, partition_of
 from shared.settings import BusSettings
+from shared.webhooks import Webhook
 
 SUSPECT_DEATHS = 2
 """Workers that died with a job, after which it is not trusted: `claim.lua` ends it at the next."""
@@ -38,17 +39,8 @@ SUSPECT_DEATHS = 2
 TRIES = 4
 """For what may be said twice."""
 
-IMAGE_BYTES = 4096
-"""That an image counts for when tenants are compared, however large its file is: a model sees some hundred tokens."""
-
 LINES = ("interactive", "bulk", "inputs", "bulk_inputs", "quick", "own")
 """Where jobs wait: the lanes, what needs no slot, and what is meant for one worker."""
-
-UNKNOWN_LENGTH = 512
-"""Tokens that a request without a limit is taken to ask for, when tenants are compared."""
-
-RATE_WINDOW_S = 30.0
-"""Over which `finish.lua` smooths the rate of endings."""
 
 PAGE_STEP, PAGE_STEPS = 100, 50
 """Jobs that a listing looks at in one round, and how many rounds it takes for one page at most."""
@@ -188,6 +180,7 @@ class Queue:
         self._keys = keys
         self._link = link
         self._subscriber = subscriber
+        self._enqueuing = Enqueuing(settings, keys, link)
         self._turn = 0
         """The partition that the next claim begins with."""
 
@@ -207,9 +200,7 @@ class Queue:
         partition = partition_of(job.id)
         if idempotency_key is not None and partition != self._partition_of_key(idempotency_key, job.tenant):
             raise ValueError("a job with an idempotency key needs an id made with it")
-        call = script("enqueue").call(
-            self._enqueue_keys(job, idempotency_key, worker), self._enqueue_arguments(job, idempotency_key, worker)
-        )
+        call = self._enqueuing.call(job, idempotency_key=idempotency_key, worker=worker)
         [reply] = await run(self._link, script("enqueue"), [call], tries=TRIES)
         match reply:
             case [b"new", _]:
@@ -219,9 +210,8 @@ class Queue:
             case [b"conflict", _]:
                 raise IdempotencyConflict(KEY_WAS_USED)
             case [b"full", limit]:
-                raise QueueFull(
-                    "Too many jobs are waiting.", retry_after_s=await self._relief_s(partition, job.model, limit)
-                )
+                retry_after_s = await self._enqueuing.relief_s(partition, job.model, limit)
+                raise QueueFull("Too many jobs are waiting.", retry_after_s=retry_after_s)
         raise AssertionError(reply)
 
     async def made_by(self, idempotency_key: str, job: Job) -> Receipt | None:
@@ -234,7 +224,7 @@ class Queue:
         owner, _, fingerprint = (made or b"").decode().partition(" ")
         if not owner or await self.record(owner) is None:
             return None
-        if fingerprint != _fingerprint(job):
+        if fingerprint != fingerprint_of(job):
             raise IdempotencyConflict(KEY_WAS_USED)
         return Receipt(owner, False)
 
@@ -384,13 +374,14 @@ class Queue:
         A page may be short, or empty, and yet not the last: a search for a rare status pauses after some thousand jobs.
         Raises UnknownJob when `after` is no job of the tenant, and BusUnavailable.
         """
-        before = await self._place(tenant, after) if after is not None else _NEWEST
+        before = await self._place(tenant, after) if after is not None else NEWEST
+        indexes = [self._keys.index(each, tenant) for each in range(self._keys.partitions)]
         records: list[JobRecord] = []
         for _ in range(PAGE_STEPS):
-            places = await self._older(tenant, before)
+            places = await older(self._link, indexes, before, PAGE_STEP)
             matching = await self._matching(places, status)
             read, unread = matching[: limit + 1 - len(records)], matching[limit + 1 - len(records) :]
-            found = await asyncio.gather(*(self.record(place.job_id) for place in read))
+            found = await asyncio.gather(*(self.record(place.id) for place in read))
             records += [record for record in found if record is not None]
             if len(records) > limit:
                 return JobPage(records[:limit], True, records[limit - 1].id)
@@ -400,7 +391,7 @@ class Queue:
                 return JobPage(records, False, records[-1].id if records else None)
             else:
                 before = places[-1]
-        return JobPage(records, True, before.job_id)
+        return JobPage(records, True, before.id)
 
     async def reap(self) -> int:
         """Ends overdue jobs that nobody holds, forgets silent consumers and clears empty lanes away. Returns the number
@@ -434,54 +425,6 @@ class Queue:
                 while inbox.messages:
                     _, payload = inbox.messages.pop(0)
                     yield _wake(payload)
-
-    def _enqueue_keys(self, job: Job, idempotency_key: str | None, worker: str | None) -> list[str]:
-        keys, partition = self._keys, partition_of(job.id)
-        own = keys.own(partition, worker) if worker else None
-        names = [
-            keys.job(job.id),
-            keys.load(partition, job.model),
-            own or keys.lane(partition, job.model, job.queue, job.tenant),
-            keys.due(partition),
-            keys.lanes(partition),
-            keys.turn(partition, job.model, job.queue),
-            keys.index(partition, job.tenant),
-            keys.owners(partition, job.model),
-        ]
-        if idempotency_key is not None:
-            names.append(keys.idempotency(partition, job.tenant, idempotency_key))
-        return names
-
-    def _enqueue_arguments(
-        self, job: Job, idempotency_key: str | None, worker: str | None
-    ) -> list[str | bytes | int | float]:
-        settings = self._settings
-        request = job.model_dump_json(exclude={"body"})
-        return [
-            job.id,
-            part(job.model),
-            job.lane.value,
-            part(job.tenant),
-            _cost(job, request),
-            round(job.deadline_s * 1000),
-            # A record that went before its log would leave followers without an ending.
-            round(max(settings.retention_s, settings.log_retention_s) * 1000),
-            round(settings.log_retention_s * 1000),
-            self._share(settings.max_queued),
-            self._share(settings.max_queued_per_tenant),
-            self._keys.wake(partition_of(job.id), job.model),
-            _fingerprint(job) if idempotency_key is not None else "",
-            "own" if worker else job.queue,
-            request,
-            job.body or "",
-            job.endpoint,
-            json.dumps(job.metadata) if job.metadata else "",
-            "1" if job.is_durable else "0",
-            job.version,
-            1 if worker else job.n_places,
-            "" if job.is_bound else job.queue,
-            job.compat.value,
-        ]
 
     async def _claim(self, worker_id: str, model: str, wanted: Wanted, sweep: bool) -> list[Claimed]:
         wanted = Wanted(*(max(0, number) for number in wanted))
@@ -567,39 +510,19 @@ class Queue:
             queue=job.queue if queue == b"own" else queue.decode(),
         )
 
-    async def _place(self, tenant: str, job_id: str) -> _Place:
-        """From the index: it still has the places of jobs that have gone since they were listed."""
-        created_ms = None
+    async def _place(self, tenant: str, job_id: str) -> Place:
+        place = None
         with suppress(ValueError):
-            index = self._keys.index(partition_of(job_id), tenant)
-            [created_ms] = await ask(self._link, [("ZSCORE", index, job_id)])
-        if created_ms is None:
+            place = await place_of(self._link, self._keys.index(partition_of(job_id), tenant), job_id)
+        if place is None:
             raise UnknownJob(f"There is no job {job_id!r}.")
-        return _Place(int(created_ms), job_id)
+        return place
 
-    async def _older(self, tenant: str, before: _Place) -> list[_Place]:
-        """The PAGE_STEP youngest of a tenant's jobs that are older, youngest first."""
-        partitions = range(self._keys.partitions)
-        found = await asyncio.gather(*(self._older_in(self._keys.index(each, tenant), before) for each in partitions))
-        return sorted((place for places in found for place in places), reverse=True)[:PAGE_STEP]
-
-    async def _older_in(self, index: str, before: _Place) -> list[_Place]:
-        found: list[_Place] = []
-        offset = 0
-        while True:
-            query = ("ZREVRANGEBYSCORE", index, before.created_ms, "-inf", "WITHSCORES", "LIMIT", offset, PAGE_STEP)
-            [flat] = await ask(self._link, [query])
-            places = [_Place(int(ms), name.decode()) for name, ms in zip(flat[::2], flat[1::2], strict=True)]
-            found += [place for place in places if place < before]
-            if len(places) < PAGE_STEP or len(found) >= PAGE_STEP:
-                return found
-            offset += PAGE_STEP  # many were made in one millisecond
-
-    async def _matching(self, places: Sequence[_Place], status: JobStatus | None) -> list[_Place]:
+    async def _matching(self, places: Sequence[Place], status: JobStatus | None) -> list[Place]:
         """Those that still exist, and have the status that is asked for."""
         if not places:
             return []
-        states = await ask(self._link, [("HGET", self._keys.job(place.job_id), "status") for place in places])
+        states = await ask(self._link, [("HGET", self._keys.job(place.id), "status") for place in places])
         return [
             place
             for place, state in zip(places, states, strict=True)
@@ -617,28 +540,18 @@ class Queue:
         names = (
             *(f"taken:{queue}:{tenant}", f"queued:{queue}:{tenant}", f"queued:{queue}"),
             f"queued:{_GOES_FIRST.get(queue, '')}",
-            *_RATE_FIELDS,
+            *RATE_FIELDS,
         )
         counts, n_tenants, time = await ask(self._link, [("HMGET", load, *names), ("ZCARD", turn), ("TIME",)])
         taken, own_queued, queued, ahead = (max(0, int(count or 0)) for count in counts[:4])
         # Cancelled jobs keep their places until a claim passes them by: those who wait are a bound too.
         own = max(1, min(int(fields["ticket"]) - taken, own_queued))
         position = max(own, min(own * max(1, n_tenants), queued)) + ahead
-        rate = _rate(counts[4:], _seconds(time))
+        rate = rate_of(counts[4:], seconds(time))
         return position, round(position / rate, 1) if rate else None
-
-    async def _relief_s(self, partition: int, model: str, limit: int) -> float:
-        """Seconds until about a hundredth of a full queue has been worked off."""
-        rates, time = await ask(self._link, [("HMGET", self._keys.load(partition, model), *_RATE_FIELDS), ("TIME",)])
-        rate = _rate(rates, _seconds(time))
-        return min(300.0, max(1.0, limit / 100 / rate)) if rate else 30.0
 
     def _partition_of_key(self, idempotency_key: str, tenant: str) -> int:
         return partition_for(f"{part(tenant)}:{idempotency_key}", self._keys.partitions)
-
-    def _share(self, limit: int) -> int:
-        """One partition's share of a limit of the whole queue."""
-        return math.ceil(limit / self._keys.partitions)
 
 
 _RECORD_FIELDS = (
@@ -657,21 +570,13 @@ _RECORD_FIELDS = (
     "ticket",
     "body",
     "metadata",
+    "webhook",
     "result",
 )
 
 
-class _Place(NamedTuple):
-    """Where a job stands among its tenant's: by its time, and by its id among those of one millisecond."""
-
-    created_ms: float
-    job_id: str
-
-
 _GOES_FIRST = {"bulk": "interactive", "bulk_inputs": "inputs"}
 """Whose line is worked off before that of bulk."""
-_NEWEST = _Place(math.inf, "")
-_RATE_FIELDS = ("done", "done_ms", "done_since_ms")
 
 
 def _record(job_id: str, fields: dict[str, Reply], position: int | None, eta_s: float | None) -> JobRecord:
@@ -693,6 +598,7 @@ def _record(job_id: str, fields: dict[str, Reply], position: int | None, eta_s: 
         eta_s=eta_s,
         body=fields["body"].decode() or None,
         metadata=json.loads(fields["metadata"]) if fields["metadata"] else {},
+        webhook=Webhook.from_json(fields["webhook"]) if fields["webhook"] else None,
         finished=Finished.from_json(fields["result"]) if fields["result"] else None,
     )
 
@@ -703,36 +609,3 @@ def _wake(payload: bytes) -> Wake:
     if payload == b"released":
         return Wake("released")
     return Wake("cancel", json.loads(payload)["cancel"])
-
-
-def _cost(job: Job, request: str) -> int:
-    """What a job takes from its tenant's share: bytes asked about, which all choices share, and tokens asked for."""
-    if not isinstance(job.request, Generation):
-        return len(request)
-    n_predict = job.request.n_predict
-    images = job.request.media.images if job.request.media else ()
-    n_bytes = len(request) - sum(len(image.data) for image in images) + IMAGE_BYTES * len(images)
-    return n_bytes + job.request.n_sequences * (n_predict if n_predict >= 0 else UNKNOWN_LENGTH)
-
-
-def _fingerprint(job: Job) -> str:
-    """Two requests with one idempotency key must have this in common."""
-    # A body names its model as the client did: the one that serves it may be another by the time it is said again.
-    what = (job.body,) if job.body is not None else (job.model, job.request.model_dump_json())
-    parts = (job.endpoint, job.lane.value, json.dumps(job.metadata, sort_keys=True), *what)
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
-
-
-def _rate(fields: Sequence[Reply], now_s: float) -> float | None:
-    """Jobs that end in a second, from the fading counter of `finish.lua`; None when nothing ended of late."""
-    if not all(fields):
-        return None
-    done, done_s, since_s = float(fields[0]), int(fields[1]) / 1000, int(fields[2]) / 1000
-    weight = done * math.exp(-max(0.0, now_s - done_s) / RATE_WINDOW_S)
-    # A counter that began a moment ago has not filled its window yet.
-    filled = 1 - math.exp(-max(1.0, now_s - since_s) / RATE_WINDOW_S)
-    return weight / (RATE_WINDOW_S * filled) if weight > 0.01 else None
-
-
-def _seconds(time: list[bytes]) -> float:
-    return int(time[0]) + int(time[1]) / 1e6

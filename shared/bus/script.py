@@ -1,7 +1,7 @@
 """The Lua scripts: read from their files, run by their hash. Knows nothing of what they do.
 
-A script names the shared pieces that it uses in a line `-- uses: clock ending`; they come from `scripts/lib` and are
-put in front of it.
+A script names the shared pieces that it uses in a line `-- uses: clock ending`; they come from `scripts/lib`, with what
+they use themselves, and are put in front of it.
 """
 
 from __future__ import annotations
@@ -38,12 +38,18 @@ def script(name: str) -> Script:
     folder = files(__package__) / "scripts"
     own = (folder / f"{name}.lua").read_text(encoding="utf-8")
     shebang, rest = own.split("\n", 1)
-    used = _USES.search(own)
-    pieces = (
-        [(folder / "lib" / f"{piece}.lua").read_text(encoding="utf-8") for piece in used[1].split()] if used else []
-    )
-    text = "\n".join([shebang, *pieces, rest])
+    text = "\n".join([shebang, *_pieces(own).values(), rest])
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+def _pieces(text: str) -> dict[str, str]:
+    """What a script or a piece uses, by name, each behind what it needs itself."""
+    used = _USES.search(text)
+    pieces: dict[str, str] = {}
+    for name in used[1].split() if used else ():
+        piece = (files(__package__) / "scripts" / "lib" / f"{name}.lua").read_text(encoding="utf-8")
+        pieces |= _pieces(piece) | {name: piece}
+    return pieces
 
 
 async def run(link: Sender, which: Script, calls: Sequence[Command], *, tries: int = 1) -> list[Reply]:

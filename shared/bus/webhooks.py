@@ -154,14 +154,14 @@ class Webhooks:
         return [endpoint for endpoint in await self.all_of(tenant) if event_type in endpoint.event_types]
 
     async def update(self, endpoint_id: str, change: EndpointChange) -> Endpoint:
-        """Deliveries that wait go to the new URL. Raises UnknownWebhook and BusUnavailable."""
+        """Deliveries that wait go to the new URL, when their time comes. Raises UnknownWebhook and BusUnavailable."""
         changed = {
             "name": change.name,
             "url": change.url,
             "events": None if change.event_types is None else json.dumps(change.event_types),
         }
         pairs = [text for name, value in changed.items() if value is not None for text in (name, value)]
-        arguments = ("1" if change.is_enabled else "0", *pairs)
+        arguments = (self._prefix(endpoint_id), endpoint_id, "1" if change.is_enabled else "0", *pairs)
         return await self._changed(endpoint_id, "endpoint_update", arguments)
 
     async def rotate(self, endpoint_id: str, secret: Secret, *, grace_s: float = 0.0) -> Endpoint:
@@ -179,6 +179,14 @@ class Webhooks:
         )
         await self._run("endpoint_disable", names, (endpoint_id, reason))
         await self._settle(endpoint_id)
+
+    async def rest(self, endpoint_id: str, until: float) -> None:
+        """Nothing is sent there until then, Unix seconds, or until its tenant changes the URL or asks for a replay.
+
+        Raises BusUnavailable.
+        """
+        arguments = (self._prefix(endpoint_id), endpoint_id, round(until * 1000))
+        await self._run("endpoint_rest", (self._keys.endpoint(endpoint_id),), arguments)
 
     async def delete(self, endpoint_id: str, tenant: str) -> None:
         """With all its deliveries; nothing when there is none. Raises BusUnavailable."""

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from api.outgoing import MAX_CALLS, MAX_URL, Guard, Outgoing
+from api.outgoing import MAX_URL, Guard, Limits, Outgoing
 from shared.errors import InvalidRequest
 
 LOOPBACK = ("127.0.0.0/8",)
@@ -284,7 +284,7 @@ async def test_names_that_nobody_answers_for_hold_up_nothing_else(site: Site, mo
         async with Outgoing.open(LOOPBACK) as outgoing:
             calls = [
                 outgoing.fetch(f"http://{place}.test/", "image_url", max_bytes=10, timeout_s=0.05)
-                for place in range(2 * MAX_CALLS)
+                for place in range(2 * Limits().calls)
             ]
             refused = await asyncio.gather(*calls, return_exceptions=True)
             assert all(isinstance(error, InvalidRequest) for error in refused)

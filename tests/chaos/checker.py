@@ -141,7 +141,7 @@ def results_are_what_was_said(history: History, aftermath: Aftermath) -> Found:
 
 def endings_are_told_once(history: History, aftermath: Aftermath) -> Found:
     """There is one outbox row for each durable job that ended, and none for others."""
-    rows = Counter((row.job_id, row.status.value) for row in history.rows)
+    rows = Counter((row.id, row.status.value) for row in history.rows)
     for job_id, status in aftermath.untold:
         yield job_id, f"its row {status} was not told"
     expected = Counter((job.id, job.status) for job in aftermath.jobs.values() if history.offered[job.id].is_durable)

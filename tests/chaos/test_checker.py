@@ -60,7 +60,7 @@ class Case:
         result = Finished.model_validate({"status": status, "failure": {"code": "worker_died", "message": "no"}})
         self.set(status=status, result=result.to_json())
         self.job.log[-1] = self.job.log[-1]._replace(end=status)
-        self.history.rows = {OutboxRow(0, "1-0", JOB, JobStatus(status))}
+        self.history.rows = {OutboxRow(0, "1-0", "job", JOB, JobStatus(status))}
         self.history.witnesses = [Witness(JOB, status, "record")]
         self.history.sessions[0].heard[-1] = Heard(N_EVENTS + 1, "", status)
 
@@ -95,7 +95,7 @@ def case() -> Case:
         offered={JOB: ORDER},
         promises=[Promise(ORDER, JOB)],
         witnesses=[Witness(JOB, "succeeded", "record")],
-        rows={OutboxRow(0, "1-0", JOB, JobStatus.SUCCEEDED)},
+        rows={OutboxRow(0, "1-0", "job", JOB, JobStatus.SUCCEEDED)},
         attempts=[Attempt(1, JOB, 1), Attempt(2, JOB, 2)],
         harmed={1},
         exits=[Exit(1, -9, False), Exit(2, 0, True)],
@@ -157,7 +157,7 @@ SPOILERS: list[tuple[str, Callable[[Case], object]]] = [
     ("endings_are_told_once", lambda case: case.history.rows.clear()),
     (
         "endings_are_told_once",
-        lambda case: case.history.rows.add(OutboxRow(0, "2-0", JOB, JobStatus.SUCCEEDED)),
+        lambda case: case.history.rows.add(OutboxRow(0, "2-0", "job", JOB, JobStatus.SUCCEEDED)),
     ),
     ("endings_are_told_once", lambda case: leave(case, untold=[(JOB, "succeeded")])),
     ("endings_are_told_once", lambda case: case.history.offered.update({JOB: replace(ORDER, is_durable=False)})),

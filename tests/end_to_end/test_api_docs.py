@@ -11,6 +11,9 @@ from starlette.routing import Route
 
 from api.app import ROUTES
 from api.openapi.description import operations_of
+from shared.bus import open_bus
+from shared.store import open_store
+from tests.api.scripted_tasks import ScriptedTasks, record
 from tests.end_to_end.printed import Printed, differences, n_curls, printed
 from tests.stack import Stack
 
@@ -28,8 +31,16 @@ OPERATIONS = [
 ]
 SPECIALISTS = {"/infill": "tiny", "/rerank": "judge"}
 """By path: the model that can do it, where several are served."""
-IDS = re.compile(r"(job|resp)_\w+")
+IDS = re.compile(r"\b(job_|resp_|batch_|file-)\d\w+")
 """Of what an example makes and the next ones ask for: a run has its own."""
+
+
+LINES = b"".join(
+    b'{"custom_id": "%b", "method": "POST", "url": "/v1/completions", "body": {"prompt": "Once", "max_tokens": 4}}\n'
+    % name
+    for name in (b"a", b"b")
+)
+"""Of any file that an example sends."""
 
 
 def template_of(path: str) -> re.Pattern[str]:
@@ -73,23 +84,39 @@ def test_another_shape_is_noticed(shown: object, said: object) -> None:
 
 @pytest.mark.asyncio(loop_scope="session")
 async def test_the_requests_of_the_page_are_answered_as_it_shows(served: Stack, specialists: Stack) -> None:
-    made: dict[str, str] = {}
-    try:
-        for example in PRINTED:
-            path = IDS.sub(lambda found: made[found[1]], example.path)
-            for name in other_names(example._replace(path=path)):
-                answer = await ask(served, specialists, example._replace(path=name))
-                if found := IDS.fullmatch(str(answer.get("id"))):
-                    made[found[1]] = found[0]
-    finally:
-        await served.http.post("/lora-adapters", json=[])
+    async with open_bus(served.bus_settings, name="test") as bus, open_store() as store:
+        made: dict[str, str] = {}
+        try:
+            for example in PRINTED:
+                path, body = (IDS.sub(lambda found: made[found[1]], text) for text in (example.path, example.body))
+                for name in other_names(example._replace(path=path)):
+                    answer = await ask(served, specialists, example._replace(path=name, body=body))
+                    if found := IDS.fullmatch(str(answer.get("id"))):
+                        made[found[1]] = found[0]
+                    if (example.method, example.path) == ("POST", "/v1/batches"):
+                        await run_batch(ScriptedTasks(bus, store), made["batch_"])
+        finally:
+            await served.http.post("/lora-adapters", json=[])
+
+
+async def run_batch(tasks: ScriptedTasks, batch_id: str) -> None:
+    await tasks.begin(batch_id, 2)
+    await tasks.write(batch_id, [record("a"), record("b")])
+    await tasks.end(batch_id)
 
 
 async def ask(served: Stack, specialists: Stack, example: Printed) -> dict[str, object]:
     stack, content = served, example.body
     if model := SPECIALISTS.get(next((name for name in SPECIALISTS if name in example.path), "")):
         stack, content = specialists, json.dumps(json.loads(content) | {"model": model})
-    response = await stack.http.request(example.method, example.path, content=content)
+    files = {name: value for name, value in example.form if value.startswith("@")}
+    response = await stack.http.request(
+        example.method,
+        example.path,
+        content=content or None,
+        data={name: value for name, value in example.form if name not in files},
+        files={name: (value.removeprefix("@"), LINES) for name, value in files.items()},
+    )
     assert response.status_code == example.status, (example, response.text)
     if example.answer is None:
         return {}

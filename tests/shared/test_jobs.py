@@ -5,7 +5,6 @@ import json
 import pytest
 
 from shared.jobs import (
-    VERSION,
     Adapter,
     ApplyTemplate,
     Chat,
@@ -53,13 +52,17 @@ def test_an_embedding_that_an_older_version_queued_is_read(normalize: bool, norm
         (Completion(prompts=("a",), id_slot=0), 3),
         (Embedding(inputs=("a",)), 3),
         (Rerank(query="a", documents=("b",)), 3),
-        (Completion(prompts=("a",), n_ctx=64), VERSION),
-        (Chat(messages=({"role": "user", "content": "a"},), truncate=Truncation.MESSAGES), VERSION),
-        (ApplyTemplate(chat=CALLING), VERSION),
-        (CALLING, VERSION),
-        (Embedding(inputs=("a",), truncates=True), VERSION),
-        (GetProperties(), VERSION),
+        (Completion(prompts=("a",), n_ctx=64), 4),
+        (Chat(messages=({"role": "user", "content": "a"},), truncate=Truncation.MESSAGES), 4),
+        (ApplyTemplate(chat=CALLING), 4),
+        (CALLING, 4),
+        (Embedding(inputs=("a",), truncates=True), 4),
+        (GetProperties(), 4),
     ],
 )
 def test_a_job_asks_for_no_newer_worker_than_it_needs(request_: Request, version: int) -> None:
     assert Job(id="job_0_0a", model="m", request=request_).version == version
+
+
+def test_a_line_of_a_batch_waits_for_a_worker_that_knows_of_batches() -> None:
+    assert Job(id="job_0_0a", model="m", request=Tokenize(content="a"), batch="batch_0_0a").version == 5

@@ -8,6 +8,7 @@ local id, reason = ARGV[1], ARGV[2]
 if redis.call('EXISTS', endpoint) == 1 and redis.call('HEXISTS', endpoint, 'disabled_ms') == 0 then
   local now = clock()
   redis.call('HSET', endpoint, 'disabled_ms', now, 'disabled_reason', reason)
+  redis.call('HDEL', endpoint, 'rest_ms')
   if redis.call('EXISTS', schedule) == 1 then
     redis.call('ZADD', schedules, now, id)
   end

@@ -1,8 +1,8 @@
 #!lua
 -- enqueue: one job into its lane, or the reason why not.
--- Invariant: a job's hash and its queue entry appear together, once for a job id and once for an idempotency key.
--- Refused when memory is full, as no other change is.
--- uses: clock
+-- Invariant: a job's hash and its queue entry appear together, once for a job id and once for an idempotency key; with a
+-- line of a batch, that one's cursor moves too. Refused when memory is full, as no other change of a job is.
+-- uses: clock lines
 local job, load, stream, due, lanes = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local turn, index, owners = KEYS[6], KEYS[7], KEYS[8]
 local idem = KEYS[9] -- only with an idempotency key
@@ -15,9 +15,14 @@ local request, body, endpoint, metadata, durable = ARGV[14], ARGV[15], ARGV[16],
 local version = ARGV[19]
 local slots = tonumber(ARGV[20]) -- how many of a worker's it takes, or places of inputs
 local home = ARGV[21] -- the queue of what is for one worker alone, should that be gone; empty: it ends with it
-local compat = ARGV[22]
+local compat, webhook = ARGV[22], ARGV[23] -- JSON, or empty
+local batch_id, token = ARGV[24], ARGV[25] -- only of a line of a batch: which one, and the token of who holds it
+local from, to = tonumber(ARGV[26]), tonumber(ARGV[27]) -- where in the plan the line is
 
 local jobs = string.sub(job, 1, -#id - 1)
+local prefix = string.sub(jobs, 1, -#'job:' - 1)
+local batch = batch_id and prefix .. 'batch:' .. batch_id
+local now = clock()
 
 -- A key of many jobs lives as long as the longest of them.
 local function keep_until(key, ms)
@@ -25,7 +30,22 @@ local function keep_until(key, ms)
   redis.call('PEXPIREAT', key, ms, 'GT')
 end
 
+local known, why
+if batch then
+  known, why = next_in_plan(batch, token, from, to, now)
+  if not known then
+    return {why, id}
+  end
+end
 if redis.call('EXISTS', job) == 1 then
+  if batch then -- somebody else made it: it is the line's from here on
+    leave_plan(batch, known, id, from, to)
+    redis.call('HSET', job, 'batch', batch_id)
+    local status = redis.call('HGET', job, 'status')
+    if status ~= 'queued' and status ~= 'running' then
+      end_line(prefix, batch_id, id, now)
+    end
+  end
   return {'new', id} -- said again because our reply was lost
 end
 if idem then
@@ -54,19 +74,31 @@ elseif waiting_of_tenant >= most_of_tenant then
   return {'full', most_of_tenant}
 end
 
-local now = clock()
 local deadline = now + life_ms
+local gone_ms = deadline + keep_ms
+if batch then
+  deadline, gone_ms = math.min(deadline, known.expires_ms), known.until_ms
+end
 local entry = redis.call('XADD', stream, '*', 'job', id)
 local is_own = queue == 'own'
 local ahead, ticket = tonumber(counts[2] or 0), (counts[3] or 0) + 1
 redis.call('HSET', load, of_queue, (counts[1] or 0) + 1, of_tenant, ahead + 1, tickets, ticket)
 
+local rare = {} -- fields that few jobs have
+if webhook ~= '' then
+  rare = {'webhook', webhook}
+end
+if batch then
+  rare = {'batch', batch_id, unpack(rare)}
+  leave_plan(batch, known, id, from, to)
+end
 redis.call(
   'HSET', job, 'status', 'queued', 'job', request, 'version', version, 'body', body, 'endpoint', endpoint,
   'compat', compat, 'metadata', metadata, 'durable', durable, 'model', model, 'lane', lane, 'queue', queue,
   'tenant', tenant, 'cost', cost, 'slots', slots, 'stream', stream, 'entry', entry, 'ticket', ticket, 'attempts', 0, 'deaths', 0,
-  'epoch', 0, 'events', 0, 'created_ms', now, 'deadline_ms', deadline, 'keep_ms', keep_ms, 'log_keep_ms', log_keep_ms)
-redis.call('PEXPIREAT', job, deadline + keep_ms)
+  'epoch', 0, 'events', 0, 'created_ms', now, 'deadline_ms', deadline, 'keep_ms', keep_ms, 'log_keep_ms', log_keep_ms,
+  unpack(rare))
+redis.call('PEXPIREAT', job, gone_ms)
 if slots > 1 then
   -- Until then, claims of this queue look at how wide each job is before they take another.
   local wide = 'wide:' .. queue
@@ -77,7 +109,7 @@ if idem then
   redis.call('SET', idem, id .. ' ' .. fingerprint, 'PXAT', deadline + keep_ms)
 end
 
-if durable == '1' then
+if durable == '1' and not batch then
   redis.call('ZADD', index, now, id)
   keep_until(index, deadline + keep_ms)
   -- Each comer takes some of the gone along, so that the index stays as long as the list of jobs.

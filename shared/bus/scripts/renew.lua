@@ -19,8 +19,8 @@ redis.call('HSET', beats, worker, now, '@last', now)
 redis.call('PEXPIRE', beats, BEATS_KEPT_MS)
 
 -- Whether the one who waits for a job is gone without a word: it alone listens, and nobody has done so for a while.
-local function is_abandoned(job, durable, unheard_ms)
-  if durable == '1' then
+local function is_abandoned(job, durable, batch, unheard_ms)
+  if durable == '1' or batch then
     return false
   end
   local channel = prefix .. 'live:' .. string.sub(job, #prefix + #'job:' + 1)
@@ -39,13 +39,13 @@ end
 local verdicts = {}
 for i = 2, #KEYS do
   local job = KEYS[i]
-  local status, lease, stream, entry, cancel, durable, unheard_ms = unpack(
-    redis.call('HMGET', job, 'status', 'lease', 'stream', 'entry', 'cancel', 'durable', 'unheard_ms'))
+  local status, lease, stream, entry, cancel, durable, batch, unheard_ms = unpack(
+    redis.call('HMGET', job, 'status', 'lease', 'stream', 'entry', 'cancel', 'durable', 'batch', 'unheard_ms'))
   if status ~= 'running' or lease ~= ARGV[i + 2] then
     verdicts[i - 1] = 'lost'
   else
     redis.pcall('XCLAIM', stream, 'workers', worker, 0, entry, 'JUSTID') -- no group: the next claim makes one
-    if not cancel and is_abandoned(job, durable, unheard_ms) then
+    if not cancel and is_abandoned(job, durable, batch, unheard_ms) then
       cancel = redis.call('HSET', job, 'cancel', 1)
     end
     verdicts[i - 1] = cancel and 'cancel' or 'ok'

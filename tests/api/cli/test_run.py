@@ -257,7 +257,7 @@ def test_of_a_finished_run_a_note_is_kept_and_its_logs_only_when_lines_failed(
         assert run.begin(found, is_restart=False)
         (run.fresh_logs() / "api.log").touch()
         run.copy.touch()
-        for folder in (run.valkey, run.store):
+        for folder in (run.valkey, run.files):
             folder.mkdir()
         with Ledger(run.part, run.spool, n_lines=1) as ledger:
             ledger.put(0, answered(Subject("k", 1, "a"), status=status, request_id=None, body=b"{}"))

@@ -30,9 +30,9 @@ async def test_a_row_is_told_and_then_gone(bus: Bus) -> None:
     async with asyncio.timeout(20):
         rows = [await told.get() for _ in jobs]
         late = await cancelled(bus)
-        assert (await told.get()).job_id == late
+        assert (await told.get()).id == late
     task.cancel()
-    assert [(row.job_id, row.status) for row in rows] == [(job, JobStatus.CANCELLED) for job in jobs]
+    assert [(row.id, row.status) for row in rows] == [(job, JobStatus.CANCELLED) for job in jobs]
 
 
 async def test_a_row_comes_again_until_it_was_told(bus: Bus) -> None:
@@ -43,7 +43,7 @@ async def test_a_row_comes_again_until_it_was_told(bus: Bus) -> None:
     for _ in range(2):
         with pytest.raises(OSError, match="receiver"):
             await bridge(bus, [fail])
-    assert [row.job_id for row in await bus.outbox.read()] == [job]
+    assert [row.id for row in await bus.outbox.read()] == [job]
     rows = await bus.outbox.read()
     await bus.outbox.acknowledge(rows)
     await bus.outbox.acknowledge(rows)

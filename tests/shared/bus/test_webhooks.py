@@ -125,6 +125,8 @@ class TestEndpoints:
         changed = await bus.webhooks.update(made.id, EndpointChange(name="", event_types=("job.failed",)))
         assert (changed.name, changed.url, changed.event_types) == ("", made.url, ("job.failed",))
         assert changed.created_at == made.created_at and changed.secrets == made.secrets
+        same = EndpointChange(name="", url=made.url, event_types=("job.failed",), is_enabled=True)
+        assert await bus.webhooks.update(made.id, same) == changed, "nothing has changed"
         with pytest.raises(UnknownWebhook):
             await bus.webhooks.update(new_id(Kind.ENDPOINT, 0), EndpointChange(name="x"))
 
@@ -282,6 +284,31 @@ class TestDeliveries:
         named = [set(await bus.webhooks.due(3)) for _ in range(4)]
         assert {len(some) for some in named} == {3}
         assert set().union(*named) == {endpoint.id for endpoint in made}
+
+    async def test_an_endpoint_that_rests_is_left_alone_until_its_tenant_says_otherwise(self, bus: Bus) -> None:
+        made = await an_endpoint(bus)
+        [delivery] = await posted(bus, made)
+        for end_it in (
+            lambda: bus.webhooks.update(made.id, EndpointChange(url="https://example.org")),
+            lambda: bus.webhooks.replay(delivery.id),
+        ):
+            await bus.webhooks.rest(made.id, time.time() + LATER_S)
+            await bus.webhooks.rest(made.id, time.time() - 1)
+            await posted(bus, made)
+            assert await bus.webhooks.due(10) == [] and await bus.webhooks.take(made.id, 10) == []
+            await end_it()
+            assert await bus.webhooks.due(10) == [made.id] and await bus.webhooks.take(made.id, 10)
+        await bus.webhooks.rest(made.id, time.time() - 1)
+        assert await bus.webhooks.due(10) == [made.id] and await bus.webhooks.take(made.id, 10)
+
+    async def test_no_rest_keeps_a_disabled_endpoint_from_being_settled(self, bus: Bus, behind: Behind) -> None:
+        made = await an_endpoint(bus)
+        await posted(bus, made)
+        await bus.webhooks.rest(made.id, time.time() + LATER_S)
+        await bus.webhooks.disable(made.id, "x")
+        await bus.webhooks.rest(made.id, time.time() + LATER_S)
+        assert await statuses(bus, made) == [FAILED]
+        assert not await behind.client.hexists(behind.keys.endpoint(made.id), "rest_ms")
 
     async def test_a_delivery_that_went_by_itself_is_not_waited_for(self, bus: Bus, behind: Behind) -> None:
         made = await an_endpoint(bus)

@@ -1,6 +1,6 @@
 -- Where a delivery stands.
 -- Invariant: it is in exactly one of its endpoint's lists, that of its status; in its endpoint's schedule if and only
--- if it is pending; and its endpoint stands in `schedules` at the time of the first that is. What is pending goes by
+-- if it is pending; and its endpoint stands in `schedules` at the time of the first that is, or of the end of its rest. What is pending goes by
 -- itself only when nobody has looked for PENDING_MS; what has ended goes `keep_ms` later, or when KEPT others of its
 -- status are younger.
 local PENDING_MS = 2592000000 -- thirty days
@@ -17,12 +17,13 @@ local function keep_for(key, ms)
   redis.call('PEXPIRE', key, ms, 'GT')
 end
 
--- After every change of an endpoint's schedule.
+-- After every change of an endpoint's schedule or rest.
 local function announce(prefix, endpoint)
   local schedules = prefix .. 'schedules'
   local first = redis.call('ZRANGE', prefix .. 'schedule:' .. endpoint, 0, 0, 'WITHSCORES')
   if first[1] then
-    redis.call('ZADD', schedules, first[2], endpoint)
+    local rests = redis.call('HGET', prefix .. 'endpoint:' .. endpoint, 'rest_ms')
+    redis.call('ZADD', schedules, math.max(first[2], rests or 0), endpoint)
     keep_for(schedules, PENDING_MS)
   else
     redis.call('ZREM', schedules, endpoint)

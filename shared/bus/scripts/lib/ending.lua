@@ -1,9 +1,8 @@
 -- The one way in which a job ends.
--- Invariant: the first ending wins. An ended job has one result and one terminal log entry and, if it is durable,
--- one outbox row; nobody holds it, and nothing counts it as waiting.
-
--- The outbox is emptied by whoever tells of endings; should nobody do so, it stops growing here.
-local OUTBOX_ROWS = 1000000
+-- Invariant: the first ending wins. An ended job has one result and one terminal log entry; if it is a line of a batch
+-- it stands among that one's ended lines, else, if it is durable, it has one outbox row; nobody holds it, and nothing
+-- counts it as waiting.
+-- uses: outbox lines
 
 -- A Finished in JSON for a job that ended without a worker's word.
 local function without_answer(status, code, message)
@@ -22,10 +21,10 @@ end
 -- whose word it is, if it is one's.
 local function end_job(prefix, id, now, status, result, lease)
   local key, log = prefix .. 'job:' .. id, prefix .. 'log:' .. id
-  local was, events, epoch, stream, entry, model, queue, tenant, keep_ms, log_keep_ms, durable, request = unpack(
-    redis.call(
+  local was, events, epoch, stream, entry, model, queue, tenant, keep_ms, log_keep_ms, durable, request,
+    batch, endpoint, webhook = unpack(redis.call(
       'HMGET', key, 'status', 'events', 'epoch', 'stream', 'entry', 'model', 'queue', 'tenant', 'keep_ms',
-      'log_keep_ms', 'durable', 'job'))
+      'log_keep_ms', 'durable', 'job', 'batch', 'endpoint', 'webhook'))
   local number = events + 1
   local last = epoch .. '-' .. number
 
@@ -44,8 +43,10 @@ local function end_job(prefix, id, now, status, result, lease)
   end
   redis.call('ZREM', prefix .. 'due', id)
 
-  if durable == '1' then
-    redis.call('XADD', prefix .. 'outbox', 'MAXLEN', '~', OUTBOX_ROWS, '*', 'job', id, 'status', status)
+  if batch and end_line(prefix, batch, id, now) then
+    -- It stays as it is until its record stands in a segment; should nobody ever come, it goes with its batch.
+  elseif durable == '1' then
+    tell(prefix, 'job', id, status, 'tenant', tenant, 'endpoint', endpoint or '', 'webhook', webhook or '')
     redis.call('PEXPIRE', key, keep_ms)
   else
     redis.call('PEXPIRE', key, log_keep_ms) -- whoever waited for it has had it
