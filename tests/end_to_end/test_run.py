@@ -49,7 +49,7 @@ def start(folder: Path, model: Path) -> subprocess.Popen[bytes]:
         "4",
         "-c",
         "4096",
-        "--in-flight",
+        "--batch-in-flight",
         "8",
     ]
     return subprocess.Popen(

@@ -15,7 +15,7 @@ done, and the connection cut without a word.
 POST /script {"on": step, "hold": true}: the step is done, and never answered; `reading` and `asked` come before the
 steps upload and create. {"on": step, "drop": true} lets go what is held there, undone.
 {"forget": true}: no file and no batch is known any more. {"stutter": true}: events come twice, and are broken off.
-{"silent": true}: there are no events, as if it were of another version.
+{"cancel": true}: all batches are cancelled by somebody. {"silent": true}: there are no events, as in another version.
 GET /when?made=n&ended=n&uploads=n&held=n answers as soon as there were so many; GET /stats tells.
 """
 
@@ -155,6 +155,9 @@ class Server:
             case {"forget": True}:
                 for one in (self.files, self.batches, self.by_key):
                     one.clear()
+            case {"cancel": True}:
+                for batch in self.batches.values():
+                    batch.status = "cancelled"
             case {"stutter": True}:
                 self.stutters = True
             case {"silent": True}:
@@ -310,6 +313,8 @@ class Server:
         return batch
 
     async def show(self, request: web.Request) -> web.Response:
+        self.counts["looks"] += 1
+        await self.note()
         async with self.step("look", request):
             return web.json_response(self.find(request).view())
         raise AssertionError
@@ -337,12 +342,14 @@ class Server:
             raise unknown_path()
         batch = self.find(request)
         self.counts["follows"] += 1
+        await self.note()
         async with self.step("events", request):
             pass
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         await response.write(b": keep-alive\n\n")
-        number = 0 if self.stutters else int(request.headers.get("Last-Event-ID", 0))
+        after = int(request.headers.get("Last-Event-ID", 0))
+        number = max(0, after - 3) if self.stutters else after
         while True:
             await self.more_than(batch, number)
             if batch.id not in self.batches:
@@ -356,7 +363,7 @@ class Server:
                 text = event % (json.dumps(batch.records[number - 1]).encode(), number)
                 await response.write(text[:9])
                 await response.write(text[9:] * (2 if self.stutters else 1))
-                if self.stutters and number % 7 == 0:
+                if self.stutters and number > after and number % 7 == 0:
                     return response  # closed in the middle
             standing = json.dumps(batch.view() | {"tokens_per_s": 2.0, "eta_s": 1.0}).encode()
             await response.write(b"event: progress\ndata: " + standing + b"\n\n")

@@ -77,8 +77,8 @@ def test_a_run_that_was_stopped_goes_on_without_a_line_lost_or_asked_twice(
     bulk.write(*bodies(40))
     with bulk.start(*go(bulk, batch_server)) as first:
         batch_server.get(f"/when?{moment}")
-        first.process.send_signal(number)
-        code = first.process.wait(timeout=30)
+        first.send_signal(number)
+        code = first.wait()
     assert code in {signal.SIGKILL: {-9, 0}, signal.SIGINT: {130, 0}, signal.SIGTERM: {143, 0}}[number]
     second = bulk.run(*go(bulk, batch_server))
     assert second.returncode == 0, second.stderr
@@ -102,8 +102,8 @@ def test_a_run_that_was_killed_between_two_steps_does_neither_of_them_twice(
     batch_server.script(on=step, hold=True)
     with bulk.start(*go(bulk, batch_server, url=url)) as first:
         batch_server.get("/when?held=1")
-        first.process.kill()
-        first.process.wait()
+        first.send_signal(signal.SIGKILL)
+        first.wait()
     if step in ("upload", "create"):  # else what was asked before it died would be done when it is let go
         batch_server.script(on=step, hold=False)
     else:
@@ -334,7 +334,7 @@ def test_a_file_of_more_lines_than_a_batch_may_have_is_several(
     bulk: RunCommand, batch_server: BatchServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bulkrun, "MOST_LINES", 4)
-    bulk.write(*bodies(10, window=1), {"reject": 400})
+    bulk.write(*({"say": f"say-{n}"} for n in range(10)), {"reject": 400})
     lines = bulk.source.read_text().splitlines()
     bulk.source.write_text("\n".join([*lines[:5], "not json", lines[0], *lines[5:]]) + "\n")
     done = bulk.run(*go(bulk, batch_server))
@@ -670,7 +670,7 @@ def test_a_stop_says_how_to_go_on(bulk: RunCommand, batch_server: BatchServer, m
     bulk.write({"say": "x", "turn": 99})
     with bulk.start(*go(bulk, batch_server), *more) as stopped:
         batch_server.get("/when?follows=1")
-        stopped.process.send_signal(signal.SIGINT)
+        stopped.send_signal(signal.SIGINT)
         said = stopped.lines.read()
     assert said.endswith(f"slotstream run: stopped; the service goes on with the batch, and {sentence}\n")
     assert batch_server.get("/stats")["cancels"] == 0
@@ -683,7 +683,7 @@ def test_a_stop_before_the_file_was_sent_says_that_nothing_was_begun(
     batch_server.script(on="reading", hold=True)
     with bulk.start(*go(bulk, batch_server, "--restart")) as stopped:
         batch_server.get("/when?held=1")
-        stopped.process.send_signal(signal.SIGINT)
+        stopped.send_signal(signal.SIGINT)
         assert stopped.lines.read().endswith("slotstream run: stopped; nothing was begun\n")
     assert not bulk.part.exists()
 
