@@ -391,6 +391,8 @@ class Job(TypedDict):
     usage: dict[str, Any] | None
     result: Any
     """What its endpoint would have answered; null until it has succeeded."""
+    result_omitted: NotRequired[Literal[True]]
+    """In a list, of a job whose result or body is large: ask for the job itself to have its `result` and `usage`."""
     error: ParamErrorDetail | None
     metadata: dict[str, str]
 
