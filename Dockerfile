@@ -17,13 +17,14 @@ COPY pyproject.toml README.md ./
 COPY api api
 COPY shared shared
 COPY worker worker
-RUN pip install --constraint requirements.txt .
+RUN pip install --constraint requirements.txt ".[s3]"
 
 FROM python:3.11-slim
 RUN apt-get update \
     && apt-get install -y --no-install-recommends libgomp1 \
     && rm -rf /var/lib/apt/lists/* \
-    && useradd --create-home slotstream
+    && useradd --create-home slotstream \
+    && install --directory --owner=slotstream --group=slotstream --mode=700 /var/lib/slotstream/files
 COPY --from=build /opt/slotstream /opt/slotstream
 ENV PATH=/opt/slotstream/bin:$PATH PYTHONUNBUFFERED=1
 USER slotstream

@@ -31,18 +31,38 @@ from api.port.server import SHUTDOWN_S, Server, config_of
 from api.port.tls import server_context
 from api.problems import on_error
 from api.profiles import Profiles
-from api.routes import adapters, docs, jobs, llamacpp, metrics, models, ollama, openai, props, responses, slots, status
+from api.routes import (
+    adapters,
+    batches,
+    docs,
+    files,
+    jobs,
+    llamacpp,
+    metrics,
+    models,
+    ollama,
+    openai,
+    props,
+    responses,
+    slots,
+    status,
+    webhooks,
+)
 from shared import telemetry
 from shared.bus import ADVICE, open_bus
 from shared.descriptors import make_room_for
 from shared.errors import BusUnavailable, SlotstreamError
 from shared.settings import ApiSettings, ConfigError
+from shared.store import open_store
 
 log = structlog.get_logger(__name__)
 
 PROBE = ["GET", "HEAD"]
 
+BATCHES = ByMethod(GET=batches.index, POST=batches.create).answer
 RESPONSE = ByMethod(GET=responses.show, DELETE=responses.delete).answer
+WEBHOOKS = ByMethod(GET=webhooks.index, POST=webhooks.create).answer
+WEBHOOK = ByMethod(GET=webhooks.show, POST=webhooks.update, DELETE=webhooks.delete).answer
 
 ROUTES: list[BaseRoute] = [
     Route("/v1/chat/completions", openai.chat_completions, methods=["POST"]),
@@ -58,10 +78,29 @@ ROUTES: list[BaseRoute] = [
     Route("/v1/models", models.index, methods=["GET"]),
     Route("/models", models.index, methods=["GET"]),
     Route("/v1/models/{model:path}", models.show, methods=["GET"]),
+    Route("/v1/files", ByMethod(GET=files.index, POST=files.create).answer, methods=["GET", "POST"]),
+    Route("/v1/files/{file_id}", ByMethod(GET=files.show, DELETE=files.delete).answer, methods=["GET", "DELETE"]),
+    Route("/v1/files/{file_id}/content", files.content, methods=["GET"]),
+    Route("/v1/batches", BATCHES, methods=["GET", "POST"]),
+    Route("/v1/batches/{batch_id}", batches.show, methods=["GET"]),
+    Route("/v1/batches/{batch_id}/cancel", batches.cancel, methods=["POST"]),
+    Route("/v1/batches/{batch_id}/retry", batches.retry, methods=["POST"]),
+    Route("/v1/batches/{batch_id}/events", batches.events, methods=["GET"]),
     Route("/v1/jobs", ByMethod(GET=jobs.index, POST=jobs.create).answer, methods=["GET", "POST"]),
     Route("/v1/jobs/{job_id}", jobs.show, methods=["GET"]),
     Route("/v1/jobs/{job_id}/cancel", jobs.cancel, methods=["POST"]),
     Route("/v1/jobs/{job_id}/events", jobs.events, methods=["GET"]),
+    Route("/v1/webhook_endpoints", WEBHOOKS, methods=["GET", "POST"]),
+    Route("/v1/webhook_endpoints/{webhook_endpoint_id}", WEBHOOK, methods=["GET", "POST", "DELETE"]),
+    Route("/v1/webhook_endpoints/{webhook_endpoint_id}/rotate_secret", webhooks.rotate_secret, methods=["POST"]),
+    Route("/v1/webhook_endpoints/{webhook_endpoint_id}/test", webhooks.test, methods=["POST"]),
+    Route("/v1/webhook_endpoints/{webhook_endpoint_id}/replay", webhooks.replay_all, methods=["POST"]),
+    Route("/v1/webhook_endpoints/{webhook_endpoint_id}/deliveries", webhooks.deliveries, methods=["GET"]),
+    Route("/v1/webhook_endpoints/{webhook_endpoint_id}/deliveries/{delivery_id}", webhooks.delivery, methods=["GET"]),
+    Route(
+        "/v1/webhook_endpoints/{webhook_endpoint_id}/deliveries/{delivery_id}/replay", webhooks.replay, methods=["POST"]
+    ),
+    Route("/v1/webhook_event_types", webhooks.event_types, methods=["GET"]),
     Route("/completion", llamacpp.completion, methods=["POST"]),
     Route("/completions", llamacpp.completion, methods=["POST"]),
     Route("/infill", llamacpp.infill, methods=["POST"]),
@@ -107,14 +146,15 @@ def create_app(settings: ApiSettings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Any]]:
         async with (
-            open_bus(settings, name="api") as bus,
+            open_store(settings.store_url.get_secret_value()) as store,
+            open_bus(settings, name="api", store=store if settings.shared_store_url else None) as bus,
             Outgoing.open(settings.allow_hosts) as outgoing,
             asyncio.TaskGroup() as tasks,
         ):
             fleet = Fleet(bus)
             await fleet.look()
             watch = tasks.create_task(fleet.watch())
-            yield {"context": Context(bus, fleet, outgoing, settings, Profiles(bus, fleet), tasks.create_task)}
+            yield {"context": Context(bus, fleet, outgoing, settings, Profiles(bus, fleet), store, tasks.create_task)}
             watch.cancel()
 
     app = FastAPI(
@@ -152,7 +192,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _serve(settings: ApiSettings, listener: socket.socket, tls: ssl.SSLContext | None) -> int:
-    async with open_bus(settings, name="api") as bus:
+    # What is wrong with their URLs is said before anything is promised.
+    async with open_bus(settings, name="api") as bus, open_store(settings.store_url.get_secret_value()):
         try:
             await bus.check_server()
         except BusUnavailable as error:

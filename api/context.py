@@ -19,6 +19,7 @@ from api.schemas.dialect import DIALECTS, Dialect
 from api.schemas.strict import to_json
 from shared.bus import Bus
 from shared.settings import ApiSettings
+from shared.store import Store
 
 STOPPING = "The server is shutting down"
 
@@ -34,6 +35,8 @@ class Context:
     outgoing: Outgoing
     settings: ApiSettings
     profiles: Profiles
+    store: Store
+    """Bytes of files."""
     spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
     """Runs what must outlive a request; the app waits for it before it closes the bus. It must not raise."""
     started_at: float = field(default_factory=time.time)

@@ -1,7 +1,7 @@
 """Follows jobs and answers with what they say: as a stream or as one body, for every family alike.
 
-What is followed is a `Source`: `made` makes jobs that live and die with their request, and who follows a durable job
-brings its own. How an answer looks is its `Shape`'s business, and Redis is the bus's.
+What is followed is a `Source`: `made` makes jobs that live and die with their request, and who follows a durable job,
+or a batch, brings its own. How an answer looks is its `Shape`'s business, and Redis is the bus's.
 """
 
 from __future__ import annotations
@@ -10,30 +10,49 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Generic, Protocol, Self, TypeVar
 
 import structlog
 from starlette.types import Receive, Scope, Send
 
 from api.context import LEFT, STOPPING, Context, written_response
+from api.framing import Framing
 from api.made import made
 from api.rendering import rendered
-from api.schemas.ask import Heard, Origin, Shape
+from api.schemas.ask import Origin, Shape
 from shared.errors import NotReady, SlotstreamError
 from shared.jobs import Job
 
 log = structlog.get_logger(__name__)
 
 
-class Source(Protocol):
+Said = TypeVar("Said")
+Said_co = TypeVar("Said_co", covariant=True)
+Said_contra = TypeVar("Said_contra", contravariant=True)
+
+
+class Source(Protocol[Said_co]):
     """What is followed."""
 
     @property
     def is_over(self) -> bool:
         """Whether everything has finished and nothing more will be heard."""
 
-    async def next(self, timeout_s: float) -> Heard | None:
+    async def next(self, timeout_s: float) -> Said_co | None:
         """The next thing said; None after a silence. Raises what ended it, where that is an error."""
+
+
+class Telling(Protocol[Said_contra]):
+    """How a stream of it looks: the part of a `Shape` that a stream needs."""
+
+    @property
+    def framing(self) -> Framing: ...
+
+    def say(self, heard: Said_contra, /) -> bytes: ...
+
+    def end(self) -> bytes: ...
+
+    def failed(self, error: Exception, /) -> bytes: ...
 
 
 class JobResponse:
@@ -80,16 +99,16 @@ class JobResponse:
         return Origin(first.id, first.model, int(record.created_at if record else time.time()))
 
 
-class Stream:
+class Stream(Generic[Said]):
     """Everything a source says, as one stream that always ends with an event that says so."""
 
-    def __init__(self, shape: Shape, headers: Mapping[str, str], keep_alive_s: float) -> None:
+    def __init__(self, shape: Telling[Said], headers: Mapping[str, str], keep_alive_s: float) -> None:
         self._shape = shape
         self._framing = shape.framing
         self._headers = {**self._framing.headers, **headers}
         self._keep_alive_s = keep_alive_s
 
-    async def run(self, source: Source, send: Send, early: Sequence[Heard] = (), *, opening: bytes = b"") -> None:
+    async def run(self, source: Source[Said], send: Send, early: Sequence[Said] = (), *, opening: bytes = b"") -> None:
         """Sends the headers, an `opening`, what was heard `early`, what comes, and the end. Errors are its last
         event."""
         await self._begin(send)
@@ -111,7 +130,7 @@ class Stream:
         raw = [(name.lower().encode(), value.encode()) for name, value in self._headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": raw})
 
-    async def _relay(self, source: Source, send: Send, early: Sequence[Heard]) -> None:
+    async def _relay(self, source: Source[Said], send: Send, early: Sequence[Said]) -> None:
         await _write(send, b"".join(self._shape.say(heard) for heard in early))
         silent_until = time.monotonic() + self._keep_alive_s
         while not source.is_over:

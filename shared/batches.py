@@ -133,6 +133,16 @@ class Batch(Wire):
     """Both None until the end, and for good where a file would be empty."""
 
     @property
+    def n_bad(self) -> int:
+        """Lines that were no requests. They have failed from the start, and never can do otherwise."""
+        return self.n_total - self.n_planned
+
+    @property
+    def n_records(self) -> int:
+        """Of both files, as far as they have been written."""
+        return self.n_completed + self.n_failed
+
+    @property
     def is_stopping(self) -> bool:
         """No more lines are fed."""
         return self.status in (BatchStatus.CANCELLING, BatchStatus.FINALIZING) or self.status.is_ended

@@ -28,7 +28,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 REDIS_SERVER = shutil.which("redis-server")
 
 BOUNDED_OTHERWISE = (
-    *("q:", "turn:", "load:", "due", "lanes", "dead", "outbox", "partitions"),
+    *("q:", "turn:", "load:", "due", "lanes", "dead", "outbox", "partitions", "identity"),
     *("endpoint:", "endpoints:"),
 )
 """Keys, after their prefix, that may stay without an expiry: lanes and what belongs to them, lists with a cap, and what
@@ -41,6 +41,14 @@ LONG_FIRST = ("end_to_end", "faults", "clients", "chaos")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take long come first, so that no process is left with one of them when the others are done."""
     items.sort(key=lambda item: not any(folder in item.path.parts for folder in LONG_FIRST))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Of the user, for all that keeps its files there: not that of whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -63,6 +63,9 @@ class Loopback:
             values["SLOTSTREAM_REDIS_URL"] = f"redis://127.0.0.1:{self.redis_port}/0"
         if "SLOTSTREAM_PORT" in values:
             values |= {"SLOTSTREAM_PORT": str(self.api_port), "SLOTSTREAM_HOST": "127.0.0.1"}
+        if "SLOTSTREAM_STORE_URL" in values:
+            assert values["SLOTSTREAM_STORE_URL"] == "/var/lib/slotstream/files"
+            values["SLOTSTREAM_STORE_URL"] = str(self.folder / "files")
         ours = {key: value for key, value in os.environ.items() if not key.startswith("SLOTSTREAM_")}
         return ours | {"PYTHONPATH": str(ROOT)} | values
 
@@ -135,6 +138,15 @@ def test_redis_keeps_jobs_over_a_restart_and_throws_none_away() -> None:
     assert "--appendonly yes" in command
     assert "--maxmemory-policy noeviction" in command
     assert any(volume.endswith(":/data") for volume in SERVICES["redis"]["volumes"])
+
+
+def test_those_who_need_files_share_one_store_that_outlives_them_and_is_theirs() -> None:
+    place = "/var/lib/slotstream/files"
+    for name in ("api", "tasks", "worker"):
+        assert with_defaults(SERVICES[name]["environment"]["SLOTSTREAM_STORE_URL"]) == place
+        assert f"files:{place}" in SERVICES[name]["volumes"]
+    assert "files" in COMPOSE["volumes"]
+    assert re.search(rf"install --directory --owner=slotstream .* {place}", (ROOT / "Dockerfile").read_text())
 
 
 @pytest.mark.parametrize("name", ["api", "tasks", "worker"])

@@ -80,6 +80,7 @@ class RunFolder:
         self.spool = folder / "spool.jsonl"
         self.logs = folder / "logs"
         self.valkey = folder / "valkey"
+        self.files = folder / "files"
         self._state_file = folder / "run.json"
         self._state: RunState | None = None
         self._replaced: RunState | None = None
@@ -157,6 +158,7 @@ class RunFolder:
         self._save(self._state.model_copy(update={"phase": Phase.COMPLETE}))
         self.spool.unlink(missing_ok=True)
         shutil.rmtree(self.valkey, ignore_errors=True)
+        shutil.rmtree(self.files, ignore_errors=True)
         if not failed:
             shutil.rmtree(self.logs, ignore_errors=True)
 
@@ -184,6 +186,7 @@ class RunFolder:
         for old in (self.part, self.spool):
             old.unlink(missing_ok=True)
         shutil.rmtree(self.valkey, ignore_errors=True)
+        shutil.rmtree(self.files, ignore_errors=True)
 
     def _check_same(self, earlier: RunState, found: Survey, model: RunModel | None) -> None:
         if earlier.input_sha256 != found.sha256:

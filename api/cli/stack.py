@@ -47,6 +47,11 @@ class Place:
     """Of all the API's paths."""
 
     @property
+    def files(self) -> Path:
+        """Folder of the store, where the settings name no other."""
+        return self.folder.parent / "files"
+
+    @property
     def url(self) -> str:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self.host, self.host)
         scheme = "https" if self.certificate else "http"
@@ -106,6 +111,7 @@ async def open_stack(
             **os.environ,
             **settings.to_environment(),
             **(extra or {}),
+            "SLOTSTREAM_STORE_URL": settings.store_url.get_secret_value() or str(place.files),
             "SLOTSTREAM_REDIS_URL": url,
             "SLOTSTREAM_HOST": place.host,
             "SLOTSTREAM_PORT": str(place.port),

@@ -10,6 +10,8 @@ from typing import Any, Literal, NotRequired
 from typing_extensions import TypedDict
 
 from api.problems import ErrorDetail, ParamErrorDetail
+from shared.batches import BatchStatus
+from shared.files import Purpose
 from shared.jobs import JobStatus, Lane
 
 
@@ -389,6 +391,8 @@ class Job(TypedDict):
     usage: dict[str, Any] | None
     result: Any
     """What its endpoint would have answered; null until it has succeeded."""
+    result_omitted: NotRequired[Literal[True]]
+    """In a list, of a job whose result or body is large: ask for the job itself to have its `result` and `usage`."""
     error: ParamErrorDetail | None
     metadata: dict[str, str]
 
@@ -401,6 +405,33 @@ class JobList(TypedDict):
     has_more: bool
 
 
+class File(TypedDict):
+    id: str
+    object: Literal["file"]
+    bytes: int
+    created_at: int
+    expires_at: int | None
+    filename: str
+    """As it was given."""
+    purpose: Purpose
+    status: Literal["uploaded", "processed"]
+    """`uploaded` while its batch still runs."""
+
+
+class FileList(TypedDict):
+    object: Literal["list"]
+    data: list[File]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class DeletedFile(TypedDict):
+    id: str
+    object: Literal["file"]
+    deleted: bool
+
+
 class JobToken(TypedDict):
     """`event: token`. The last event is `done` or `error`, and has the job."""
 
@@ -411,3 +442,117 @@ class JobToken(TypedDict):
 
 
 JobEvent = JobToken | Job
+
+
+class BatchFault(TypedDict):
+    """Of a line that is no request, or of the whole file."""
+
+    code: str
+    line: int | None
+    message: str
+    param: str | None
+
+
+class BatchFaults(TypedDict):
+    object: Literal["list"]
+    data: list[BatchFault]
+
+
+class RequestCounts(TypedDict):
+    """Lines whose records have been written; those that are no requests have failed."""
+
+    total: int
+    completed: int
+    failed: int
+
+
+class ReasoningTokens(TypedDict):
+    reasoning_tokens: int
+
+
+class BatchUsage(TypedDict):
+    input_tokens: int
+    input_tokens_details: CachedTokens
+    output_tokens: int
+    output_tokens_details: ReasoningTokens
+    total_tokens: int
+
+
+class Batch(TypedDict):
+    """OpenAI's, and from `partial_output_file_id` on ours. Times are Unix seconds."""
+
+    id: str
+    object: Literal["batch"]
+    endpoint: str
+    model: str | None
+    """That all lines name, if they do."""
+    errors: BatchFaults | None
+    """The first thousand."""
+    input_file_id: str
+    completion_window: str
+    status: BatchStatus
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    in_progress_at: int | None
+    expires_at: int
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    request_counts: RequestCounts
+    usage: BatchUsage
+    metadata: dict[str, str] | None
+    partial_output_file_id: str | None
+    """While it runs: the file as far as it has been written."""
+    partial_error_file_id: str | None
+    retry_of: str | None
+    """The batch whose failed lines these are."""
+    eta_s: float | None
+
+
+class BatchList(TypedDict):
+    object: Literal["list"]
+    data: list[Batch]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class LineResponse(TypedDict):
+    status_code: int
+    request_id: str | None
+    body: Any
+    """What the path would have answered."""
+
+
+class LineError(TypedDict):
+    code: str
+    message: str
+
+
+class BatchLine(TypedDict):
+    """`event: line`, and a line of one of the two files: one of `response` and `error` is null."""
+
+    id: str
+    custom_id: str | None
+    response: LineResponse | None
+    error: LineError | None
+
+
+class BatchProgress(TypedDict):
+    """`event: progress`, which has no id. The last event is `done`, and has the batch."""
+
+    status: BatchStatus
+    request_counts: RequestCounts
+    in_flight: int
+    eta_s: float | None
+    lines_per_s: float | None
+    tokens_per_s: float | None
+    """Of texts that are made."""
+    usage: BatchUsage
+
+
+BatchEvent = BatchLine | BatchProgress | Batch

@@ -108,24 +108,22 @@ class Outgoing:
     async def examine(self, url: str, field: str) -> None:
         """Returns when `url` may be called, as far as can be told now: each call looks again.
 
-        InvalidRequest, which names `field`, when it is no URL of the web, or one of its addresses may not be reached. A
-        name that nobody knows yet passes.
+        InvalidRequest, which names `field`, when it is no URL of the web, when one of its addresses may not be reached,
+        or when nobody knows its name. The last two get the same sentence: else a client could find out which names
+        there are in the network behind us.
         """
         target = target_of(url, field)
-        if host_of(target) in self._names:
+        host, port = host_of(target), target.port or 0
+        if host in self._names:
             return
-        host, port = target.host or "", target.port or 0
         try:
             async with asyncio.timeout(RESOLVE_S):
                 found = await self._resolver.resolve(host, port, socket.AF_UNSPEC)
-        except UnicodeError:
-            raise bad_field(field, "the name of its host is none") from None
-        except (OSError, TimeoutError):
-            return
-        refused = [one["host"] for one in found if not self._guard.may_reach(ip_address(one["host"]), port)]
-        if refused:
-            log.info("not to be called", host=host, port=port, address=refused[0])
-            raise bad_field(field, f"{shown(target)} may not be called from here")
+        except (OSError, ValueError, TimeoutError):  # ValueError: a name that DNS cannot hold
+            found = []
+        if not found or not all(self._guard.may_reach(ip_address(one["host"]), port) for one in found):
+            log.info("not to be called", host=host, port=port, addresses=[one["host"] for one in found])
+            raise bad_field(field, f"{shown(target)} cannot be found, or may not be called from here")
 
     async def fetch(self, url: str, field: str, *, max_bytes: int, timeout_s: float, accept: str = "*/*") -> bytes:
         """The body of what is at `url`, all of it within `timeout_s` seconds.

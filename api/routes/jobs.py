@@ -14,9 +14,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api import sse
-from api.access import header_of, idempotency_key_of, query_of
+from api.access import idempotency_key_of, query_of
 from api.body import read_as
 from api.context import Context, context_of, tenant_of, written_response
+from api.cursor import after_of
 from api.kept import enqueue, kept_body, record_of
 from api.openapi import answers
 from api.openapi.description import Pieces, Reach, described
@@ -29,12 +30,12 @@ from api.schemas.jobs import (
     EventsFields,
     JobFields,
     ListFields,
-    event_number,
     job_json,
     list_json,
     token_json,
 )
 from api.schemas.strict import bad_field, read
+from api.webhooks.asked import events_of_job, webhook_of
 from shared.bus import Reader
 from shared.errors import InvalidRequest, NotSupported, SlotstreamError, UnknownJob, UnknownModel
 from shared.events import Finished, Tokens
@@ -57,7 +58,8 @@ async def create(request: Request) -> Response:
     key = idempotency_key_of(request)
     fields = await read_as(request, context.max_body, lambda raw: read(JobFields, raw))
     ask, model = await _asked(context, fields)
-    job = _job(context, tenant, fields, ask, model, key=key)
+    webhook = await webhook_of(context, fields.webhook, events_of_job(fields.endpoint))
+    job = _job(context, tenant, fields, ask, model, key=key).model_copy(update={"webhook": webhook})
     try:
         receipt = await enqueue(context, job, ask, key=key)
     except (InvalidRequest, NotSupported) as error:
@@ -90,7 +92,7 @@ async def show(request: Request) -> Response:
 async def cancel(request: Request) -> Response:
     """The job as it is now: cancelled, about to be, or as it had ended already."""
     context, tenant = context_of(request), tenant_of(request)
-    record = await record_of(context, tenant, request.path_params["job_id"])
+    record = await record_of(context, tenant, request.path_params["job_id"], is_glance=True)
     return await _job_response(context, await context.bus.queue.cancel(record.id))
 
 
@@ -106,8 +108,8 @@ async def cancel(request: Request) -> Response:
 )
 async def events(request: Request) -> ASGIApp:
     context, tenant = context_of(request), tenant_of(request)
-    after = _after(request)
-    record = await record_of(context, tenant, request.path_params["job_id"])
+    after = after_of(request)
+    record = await record_of(context, tenant, request.path_params["job_id"], is_glance=True)
     if request.method == "HEAD":
         return Response(headers=sse.HEADERS | {"X-Job-Id": record.id})
     return EventsResponse(context, record, after)
@@ -185,8 +187,6 @@ async def _asked(context: Context, fields: JobFields) -> tuple[Ask, str]:
     """What is asked, as yet without its images, and of which model."""
     if fields.endpoint not in ENDPOINTS:
         raise bad_field("endpoint", f"must be one of {', '.join(ENDPOINTS)}")
-    if fields.webhook is not None:
-        raise NotSupported("Field 'webhook': this build does not support it", param="webhook")
     try:
         ask = context.dialect.readers[fields.endpoint](fields.body)
         model = await context.fleet.resolve(ask.model)
@@ -225,10 +225,3 @@ async def _job_response(context: Context, record: JobRecord, status: int = 200) 
     endings = [record.finished] if record.finished else []
     text = await rendered(endings, lambda: job_json(record, context.fleet.waiting_for))
     return written_response(text, status, {"X-Job-Id": record.id})
-
-
-def _after(request: Request) -> int:
-    """The event after which to go on. The header is what a reconnecting reader updates, so it comes first."""
-    fields = read(EventsFields, query_of(request))
-    header = header_of(request, "Last-Event-ID")
-    return fields.starting_after if header is None else event_number("Last-Event-ID", header)

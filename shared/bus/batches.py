@@ -91,6 +91,21 @@ class Batches(BatchSteps):
             raise IdempotencyConflict(KEY_WAS_USED)
         return BatchReceipt(owner.decode(), answer == b"new")
 
+    async def made_before(
+        self, tenant: str, *, idempotency_key: str | None = None, fingerprint: str = "", repeats: bool = False
+    ) -> str | None:
+        """The id of the batch that `create` would find made before; None when it would make one. For who can judge some
+        of what is asked only as long as it is new. Raises IdempotencyConflict and BusUnavailable."""
+        if idempotency_key is not None:
+            partition = partition_in(self.new_id(idempotency_key, tenant), Kind.BATCH)
+            [made] = await ask(self._link, [("GET", self._keys.batch_idempotency(partition, tenant, idempotency_key))])
+            owner, _, of = (made or b"").decode().partition(" ")
+            if owner and await self.record(owner) is not None:
+                if of != fingerprint:
+                    raise IdempotencyConflict(KEY_WAS_USED)
+                return owner
+        return await self._made_of(tenant, fingerprint) if repeats else None
+
     async def page(self, tenant: str, *, limit: int = 20, after: str | None = None) -> BatchPage:
         """A tenant's batches, newest first, beginning behind `after`. Raises UnknownBatch when that is no batch of the
         tenant, and BusUnavailable."""

@@ -26,6 +26,8 @@ from api.port.server import config_of
 from api.port.tls import server_context
 from shared.bus import Bus, open_bus
 from shared.settings import ApiSettings
+from shared.store import Store, open_store
+from tests.api.scripted_tasks import ScriptedTasks
 from tests.api.scripted_worker import ScriptedWorker
 
 
@@ -90,6 +92,17 @@ def settings(redis_process: RedisProcess) -> ApiSettings:
 async def bus(settings: ApiSettings) -> AsyncIterator[Bus]:
     async with open_bus(settings, name="test") as opened:
         yield opened
+
+
+@pytest.fixture
+async def store(settings: ApiSettings) -> AsyncIterator[Store]:
+    async with open_store(settings.store_url.get_secret_value()) as opened:
+        yield opened
+
+
+@pytest.fixture
+def tasks(bus: Bus, store: Store) -> ScriptedTasks:
+    return ScriptedTasks(bus, store)
 
 
 @pytest.fixture

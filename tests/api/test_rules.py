@@ -7,6 +7,7 @@ document excludes. The worker is a scripted one.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,28 +17,40 @@ import jsonschema
 import pytest
 import pytest_asyncio
 from pydantic import SecretStr
+from starlette.datastructures import Headers
 from starlette.routing import Route
 
 from api.app import ROUTES
+from api.keys import Keys, keys_of
 from api.openapi.description import Operation, Reach, operations_of
 from api.openapi.document import document_of
 from api.problems import LLAMACPP, OLLAMA, family_of
 from api.schemas.strict import OwnFields
+from api.webhooks.signing import new_secret
 from shared.bus import open_bus
 from shared.errors import QueueFull
+from shared.files import FileRecord, Purpose
 from shared.settings import ApiSettings
+from shared.webhooks import Endpoint, Secret
 from tests.api.conftest import Api, RedisProcess, serve
 from tests.api.scripted_worker import ScriptedWorker
-from tests.end_to_end.printed import Printed, printed
+from tests.end_to_end.printed import Printed, printed, template_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 KEY, OTHER = "sesame", "mellon"
 MAX_BODY = 100_000
 DOCUMENT = document_of(ROUTES)
-PRINTED = [each for each in printed((Path(__file__).parents[2] / "docs/api.md").read_text()) if each.status < 300]
-NAMES = {"id_slot": "0", "model": "tiny", "digest": "sha256:0", "job_id": "job_0_0", "response_id": "resp_0_0"}
+PAGE = (Path(__file__).parents[2] / "docs/api.md").read_text()
+PRINTED = [each for each in printed(PAGE) if each.status < 300]
+NAMES = {
+    **{"id_slot": "0", "model": "tiny", "digest": "sha256:0"},
+    **{"job_id": "job_0_0", "response_id": "resp_0_0", "batch_id": "batch_0_0", "file_id": "file-0_0"},
+    **{"webhook_endpoint_id": f"whep_0_{'0' * 24}", "delivery_id": f"wh_0_{'0' * 24}"},
+}
 """For what stands in paths."""
+PRINTED_FILE = re.search(r"file-0_[0-9a-f]{24}", PAGE)
+"""That the page makes a batch of."""
 
 
 class Asked(NamedTuple):
@@ -63,10 +76,10 @@ def schema_of(operation: Operation) -> dict[str, Any]:
 
 def printed_for(operation: Operation) -> Printed | None:
     """The page's request for it, or for another path of the same function."""
-    paths = {each.path for each in operations() if each.endpoint == operation.endpoint}
+    paths = [template_of(each.path) for each in operations() if each.endpoint == operation.endpoint]
     for example in PRINTED:
         path = example.path.partition("?")[0]
-        if example.method == operation.method and (path in paths or path.replace("/0", "/{id_slot}") in paths):
+        if example.method == operation.method and any(each.fullmatch(path) for each in paths):
             return example
     return None
 
@@ -92,7 +105,7 @@ WORKED = [each for each in GRANTED if each.operation.description and each.operat
 
 NAMED = [each for each in WORKED if "model" in schema_of(each.operation)["properties"]]
 LANED = [each for each in WORKED if "priority" in schema_of(each.operation)["properties"]]
-OWNED = [each for each in ALL if "{job_id}" in each.path or "{response_id}" in each.path]
+OWNED = [each for each in ALL if re.search(r"\{(job|response|batch|file)_id\}", each.path)]
 
 
 def label(value: object) -> str:
@@ -109,13 +122,24 @@ async def api(redis_process: RedisProcess) -> AsyncIterator[Api]:
         deadline_s=10,
         api_key=(SecretStr(KEY), SecretStr(OTHER)),
         max_body_mb=MAX_BODY / 1e6,
+        allow_hosts=("hooks.example.com",),
     )
     async with (
         open_bus(settings, name="test") as bus,
         ScriptedWorker(bus, has_slot_files=True),
         serve(settings) as served,
     ):
+        tenant = Keys(keys_of(settings)).tenant_of(Headers({"X-Api-Key": KEY}))
+        assert PRINTED_FILE
+        file = FileRecord(
+            id=PRINTED_FILE[0], tenant=tenant, filename="in.jsonl", purpose=Purpose.BATCH, created_at=0, pieces=()
+        )
+        await bus.files.create(file, 600)
         served.client.headers["X-Api-Key"] = KEY
+        secret = Secret(value=new_secret())
+        await bus.webhooks.create(
+            Endpoint(id=NAMES["webhook_endpoint_id"], tenant=tenant, url="x:", event_types=(), secrets=(secret,))
+        )
         yield served
 
 
@@ -219,20 +243,29 @@ async def test_a_request_is_interactive_unless_it_says_otherwise(api: Api, asked
         assert job["priority"] == lane, more
 
 
-@pytest.mark.parametrize(
-    "operation", [each for each in ALL if "{job_id}" in each.path or "{response_id}" in each.path], ids=label
-)
+@pytest.mark.parametrize("operation", OWNED, ids=label)
 async def test_what_another_key_made_is_not_there(api: Api, operation: Operation) -> None:
-    made = await api.client.post("/v1/jobs", json={"endpoint": "/completion", "body": {"prompt": "say a"}})
-    response = await api.client.post("/v1/responses", json={"input": "say a", "background": True})
-    names = {"job_id": made.json()["id"], "response_id": response.json()["id"]}
+    names = await made(api)
     path = operation.path.format(**names)
     theirs = await api.client.request(operation.method, path, headers={"X-Api-Key": OTHER})
     nobodys = await api.client.request(operation.method, operation.path.format(**NAMES))
     check_refusal(theirs, 404, path)
     assert theirs.json() == nobodys.json()
     if operation.method != "GET":
-        assert (await api.client.get(path.removesuffix("/cancel"))).json()["status"] not in ("cancelled", "incomplete")
+        still = (await api.client.get(re.sub("/(cancel|retry)$", "", path))).json()
+        assert still["status"] not in ("cancelled", "cancelling", "incomplete")
+
+
+async def made(api: Api) -> dict[str, str]:
+    """One of each thing that a key owns, for the names in paths."""
+    job = await api.client.post("/v1/jobs", json={"endpoint": "/completion", "body": {"prompt": "say a|b"}})
+    response = await api.client.post("/v1/responses", json={"input": "say a", "background": True})
+    assert PRINTED_FILE
+    file = {"input_file_id": PRINTED_FILE[0], "endpoint": "*", "completion_window": "1h"}
+    batch = await api.client.post("/v1/batches", json=file)
+    sent = await api.client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", b"{}")})
+    answers = {"job_id": job, "response_id": response, "batch_id": batch, "file_id": sent}
+    return {name: answer.json()["id"] for name, answer in answers.items()}
 
 
 @pytest.mark.parametrize("asked", [each for each in WORKED if streams_of(each.operation)], ids=label)
@@ -245,11 +278,10 @@ async def test_each_piece_of_a_stream_is_what_the_document_says(api: Api, asked:
 
 
 async def test_each_event_of_a_job_and_of_a_response_is_what_the_document_says(api: Api) -> None:
-    made = await api.client.post("/v1/jobs", json={"endpoint": "/completion", "body": {"prompt": "say a|b"}})
-    kept = await api.client.post("/v1/responses", json={"input": "say a", "background": True})
-    names = {"job_id": made.json()["id"], "response_id": kept.json()["id"]}
+    names = await made(api)
     for operation in OWNED:
-        for kind in streams_of(operation):
+        # A batch ends only where somebody works on it.
+        for kind in streams_of(operation) if "{batch_id}" not in operation.path else ():
             response = await api.client.get(
                 operation.path.format(**names), params={"stream": "true"} if "resp" in operation.path else None
             )

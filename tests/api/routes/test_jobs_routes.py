@@ -112,7 +112,8 @@ REFUSED = {"/api/pull", "/api/push", "/api/create", "/api/copy"}
 
 def test_every_endpoint_that_takes_a_slot_can_be_a_job() -> None:
     answering = {route.path for route in app.ROUTES if isinstance(route, Route) and route.methods == {"POST"}}
-    answering = {path for path in answering if "/jobs" not in path and not path.endswith("/cancel")}
+    kept = ("/v1/jobs", "/v1/files", "/v1/batches", "/v1/webhook_endpoints")
+    answering = {path for path in answering if not path.startswith(kept) and not path.endswith("/cancel")}
     assert answering - QUICK - REFUSED == set(ENDPOINTS) == BODIES.keys()
 
 
@@ -421,7 +422,7 @@ BAD_JOBS: list[tuple[dict[str, Any], int, str]] = [
     (completion("a", metadata={str(n): "" for n in range(17)}), 400, "metadata"),
     (completion("a", metadata=[]), 400, "metadata"),
     (completion("a", webhook="http://x"), 400, "webhook"),
-    (completion("a", webhook={"url": "http://x"}), 501, "webhook"),
+    (completion("a", webhook={"url": "http://x"}), 400, "webhook.secret"),
 ]
 
 
@@ -588,6 +589,26 @@ async def test_jobs_are_listed_newest_first_and_whole(api: Api) -> None:
     ids = [job["id"] for job in reversed(jobs)]
     assert page["data"] == [(await api.client.get(f"/v1/jobs/{job_id}")).json() for job_id in ids]
     assert (page["first_id"], page["last_id"], page["has_more"]) == (ids[0], ids[-1], False)
+
+
+async def test_a_list_leaves_out_what_is_large_and_the_job_itself_has_it(api: Api) -> None:
+    large = await make(api, completion("say " + 300_000 * "x"))
+    small = await make(api, completion("say a"))
+    for job in (large, small):
+        await read_events(api, job["id"])
+    one, other = (await listed(api))["data"]
+    whole = (await api.client.get(f"/v1/jobs/{large['id']}")).json()
+    assert one == (await api.client.get(f"/v1/jobs/{small['id']}")).json()
+    assert other == whole | {"result": None, "usage": None, "result_omitted": True}
+    assert len(whole["result"]["content"]) == 300_000
+
+
+async def test_a_list_says_why_a_large_job_failed(api: Api) -> None:
+    job = await make(api, completion("die " + 300_000 * "x"))
+    await read_events(api, job["id"])
+    [listed_one] = (await listed(api))["data"]
+    assert listed_one == (await api.client.get(f"/v1/jobs/{job['id']}")).json()
+    assert listed_one["error"]["message"]
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 5, 7])
