@@ -44,6 +44,7 @@ class TestFeeding:
         batch, hold = await planned(bus, 2, window_s=60.0)
         [line, _] = lines(batch, [0, 1])
         assert line.job is not None
+        line = line._replace(job=line.job.model_copy(update={"is_durable": True}))
         await bus.batches.feed(hold, [line])
         [claim] = await all_claimed(bus)
         assert claim.job == line.job
@@ -86,6 +87,15 @@ class TestFeeding:
             assert more.retry_after_s is not None
             assert (await record(bus, batch)).n_fed == 9
             assert [claim.job.id for claim in await all_claimed(bus)] == jobs_of(batch, [3, 5, 6, 7, 8])
+
+    async def test_no_line_goes_before_one_that_found_no_room(self, bus_settings: BusSettings) -> None:
+        async with open_bus(bus_settings.model_copy(update={"max_queued": 1}), name="test") as bus:
+            batch, hold = await planned(bus, 3)
+            some = lines(batch, range(3))
+            assert some[2].job is not None
+            some[2] = some[2]._replace(job=some[2].job.model_copy(update={"model": "idle"}))
+            assert await bus.batches.feed(hold, some) == Fed(1, 30.0)
+            assert await bus.batches.flights(batch.id) == jobs_of(batch, [0])
 
     async def test_a_cancel_between_two_lines_is_where_they_end(self, bus: Bus) -> None:
         batch, hold = await planned(bus, 1500)
@@ -141,7 +151,7 @@ class TestFeeding:
     async def test_a_line_of_another_batch_is_refused(self, bus: Bus) -> None:
         _, hold = await planned(bus, 1)
         other = await made(bus)
-        with pytest.raises(ValueError, match="no line"):
+        with pytest.raises(ValueError, match="lines"):
             await bus.batches.feed(hold, lines(other, [0]))
 
 
@@ -255,6 +265,12 @@ class TestEnding:
         await behind.client.delete(f"{behind.keys.batch(batch.id)}:ended")
         assert await bus.batches.lost(batch.id) == []
         assert await bus.batches.ended(batch.id) == [(job_of(batch, 0), JobStatus.SUCCEEDED, None)]
+
+    async def test_what_is_not_collected_cannot_be_forgotten(self, bus: Bus) -> None:
+        batch, _ = await fed(bus, 1)
+        await work(bus, 1)
+        assert not await bus.queue.forget(job_of(batch, 0), "t")
+        assert [line.status for line in await bus.batches.ended(batch.id)] == [JobStatus.SUCCEEDED]
 
     async def test_a_line_that_outlives_its_batch_goes_like_any_job(self, bus: Bus, behind: Behind) -> None:
         batch, _ = await fed(bus, 1)
