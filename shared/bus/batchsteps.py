@@ -94,6 +94,7 @@ class Unfed(NamedTuple):
 class BatchSteps(Holds):
     def __init__(self, settings: BusSettings, keys: Keys, link: Sender, annex: Annex) -> None:
         super().__init__(keys, link)
+        self._settings = settings
         self._annex = annex
         self._enqueuing = Enqueuing(settings, keys, link, annex)
 
@@ -200,10 +201,13 @@ class BatchSteps(Holds):
         return [int(score) if score is not None else None for score in scores]
 
     async def recall(self, job_ids: Sequence[str]) -> None:
-        """Ends those of the jobs that wait, and has the workers of the others stop. Raises BusUnavailable."""
-        which = script("cancel")
+        """Ends those of the jobs that nobody has, and has the workers of the others stop. One whose worker died ends
+        when it is called back after its lease. Raises BusUnavailable."""
+        which, lease_ms = script("cancel"), round(self._settings.lease_s * 1000)
         for chunk in _chunks(job_ids):
-            calls = [which.call((self._keys.job(each),), (self._keys.prefix_of(each), each)) for each in chunk]
+            calls = [
+                which.call((self._keys.job(each),), (self._keys.prefix_of(each), each, lease_ms)) for each in chunk
+            ]
             await run(self._link, which, calls, tries=TRIES)
 
     async def collect(

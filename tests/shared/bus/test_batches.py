@@ -358,6 +358,16 @@ class TestCancelling:
         assert ended.count(JobStatus.CANCELLED) == 142, "the three at work end when their worker says so"
         assert await bus.batches.finalize(hold, "cancelled")
 
+    async def test_lines_whose_workers_died_need_no_other_worker_to_end(self, bus: Bus, behind: Behind) -> None:
+        batch, _ = await fed(bus, 1)
+        [claim] = await bus.queue.claim("w1", "m", Wanted(0, 0, 1))
+        await bus.batches.cancel(batch.id)
+        await bus.batches.recall([claim.job.id])
+        assert await bus.batches.ended(batch.id) == []
+        await behind.let_lease_run_out(claim.job.id)
+        await bus.batches.recall([claim.job.id])
+        assert [line.status for line in await bus.batches.ended(batch.id)] == [JobStatus.CANCELLED]
+
 
 class TestRemains:
     async def test_what_is_left_of_an_ended_batch_is_found_until_it_is_cleared_away(
