@@ -68,6 +68,7 @@ class Stack:
         self.environment = {
             "SLOTSTREAM_REDIS_URL": redis_url,
             "SLOTSTREAM_NAMESPACE": f"t{secrets.token_hex(6)}",
+            "SLOTSTREAM_STORE_URL": str(folder / "store"),
             "SLOTSTREAM_LEASE_S": "2",
             "SLOTSTREAM_GRACE_S": "0.2",
             "SLOTSTREAM_LOG_LEVEL": "debug",

@@ -112,9 +112,9 @@ class Outgoing:
         name that nobody knows yet passes.
         """
         target = target_of(url, field)
-        if host_of(target) in self._names:
+        host, port = host_of(target), target.port or 0
+        if host in self._names:
             return
-        host, port = target.host or "", target.port or 0
         try:
             async with asyncio.timeout(RESOLVE_S):
                 found = await self._resolver.resolve(host, port, socket.AF_UNSPEC)

@@ -18,10 +18,12 @@ from functools import partial
 import structlog
 import uvloop
 
+from api.fleet import Fleet
+from api.images import Images
 from api.outgoing import Outgoing
 from api.tasks import arqworker, janitor, outbox
+from api.tasks.batches.sweep import find_batches, work_on_batches
 from api.tasks.webhooks import courier as webhooks
-from api.tasks.webhooks.pace import WIDEST
 from shared import telemetry
 from shared.bus import Bus, open_bus
 from shared.bus.taskpool import task_pool
@@ -57,13 +59,14 @@ async def run(settings: TasksSettings) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    make_room_for(webhooks.MOST_TURNS * WIDEST)
+    make_room_for(webhooks.MOST_CALLS)
     async with (
         open_bus(settings, name="tasks") as bus,
         open_store(settings.store_url.get_secret_value()) as store,
-        Outgoing.open(settings.allow_hosts, limits=webhooks.LIMITS) as outgoing,
+        Outgoing.open(settings.allow_hosts) as outgoing,
+        webhooks.open_courier(settings, bus) as courier,
     ):
-        work = asyncio.create_task(_work(settings, bus, store, outgoing))
+        work = asyncio.create_task(_work(settings, bus, store, outgoing, courier))
         until_stopped = asyncio.create_task(stopped.wait())
         await asyncio.wait((work, until_stopped), return_when=asyncio.FIRST_COMPLETED)
         until_stopped.cancel()
@@ -73,19 +76,23 @@ async def run(settings: TasksSettings) -> None:
     log.info("left")
 
 
-async def _work(settings: TasksSettings, bus: Bus, store: Store, outgoing: Outgoing) -> None:
+async def _work(settings: TasksSettings, bus: Bus, store: Store, outgoing: Outgoing, courier: webhooks.Courier) -> None:
     """For ever. Raises ConfigError when a server will not do."""
     task_pool(settings, name="tasks-arq")  # here, or a mistake in its URL would be tried again and again
     await bus.reach()
     housekeeping = arqworker.Trade(cron_jobs=tuple(janitor.cron_jobs(settings.namespace)))
     keep = partial(arqworker.work, settings, housekeeping, {"bus": bus, "store": store})
-    courier = webhooks.Courier(bus, outgoing, timeout_s=settings.webhook_timeout_s)
+    fleet = Fleet(bus)
+    on_batches = partial(work_on_batches, settings, bus, store, Images(fleet, outgoing, settings))
     deliver = partial(arqworker.work, settings, webhooks.TRADE, {"courier": courier})
     async with asyncio.TaskGroup() as parts:
+        parts.create_task(stand_up_again("looking at workers", fleet.watch))
         parts.create_task(stand_up_again("arq", keep))
         parts.create_task(stand_up_again("webhooks", deliver))
         parts.create_task(stand_up_again("webhooks-sweep", partial(courier.sweep, settings)))
         parts.create_task(stand_up_again("outbox", partial(outbox.bridge, bus)))
+        parts.create_task(stand_up_again("batches", on_batches))
+        parts.create_task(stand_up_again("finding batches", partial(find_batches, settings, bus)))
 
 
 async def stand_up_again(name: str, work: Callable[[], Awaitable[None]]) -> None:

@@ -17,9 +17,9 @@ import structlog
 from arq.connections import ArqRedis
 from arq.constants import in_progress_key_prefix
 
-MARK_S = 10
+MARK_S = 5
 """For `Trade.mark_s` of a worker whose functions are all marked."""
-RENEW_EVERY_S = 3.0
+RENEW_EVERY_S = 1.5
 
 log = structlog.get_logger(__name__)
 

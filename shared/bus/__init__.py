@@ -17,7 +17,7 @@ import structlog
 
 from shared.bus.address import server_of
 from shared.bus.batches import Batches, BatchPage, BatchReceipt, Remains
-from shared.bus.batchsteps import EndedLine, Fed, FedLine, Refusal, Unfed
+from shared.bus.batchsteps import MAX_COLLECTED, EndedLine, Fed, FedLine, Refusal, Unfed
 from shared.bus.cluster import ClusterLink, ClusterSubscriber
 from shared.bus.connect import Link, Sender, connection_factory, distrust
 from shared.bus.embedded import EmbeddedServer
@@ -38,6 +38,7 @@ from shared.settings import BusSettings, ConfigError
 
 __all__ = [
     "ADVICE",
+    "MAX_COLLECTED",
     "AdapterCard",
     "BatchPage",
     "BatchReceipt",

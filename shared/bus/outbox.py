@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 import structlog
 
-from shared.batches import BatchStatus
+from shared.batches import Batch, BatchStatus
 from shared.bus.connect import Sender
 from shared.bus.keys import Keys
 from shared.bus.script import ask
@@ -34,8 +34,9 @@ class OutboxRow(NamedTuple):
     """Of the job or of the batch that ended."""
     status: JobStatus | BatchStatus
     tenant: str = ""
-    """Of a job. Rows of older versions tell no more of it than its id, and those of batches never do."""
+    """Empty in a row of an older version, which says no more than the id."""
     endpoint: str = ""
+    """The path that it asks."""
     webhook: Webhook | None = None
 
     @property
@@ -81,7 +82,17 @@ def _row(partition: int, entry: Entry) -> OutboxRow | None:
     try:
         fields = {name.decode(): text.decode() for name, text in zip(flat[::2], flat[1::2], strict=True)}
         if "batch" in fields:
-            return OutboxRow(partition, row_id.decode(), "batch", fields["batch"], BatchStatus(fields["status"]))
+            given = Batch.from_json(fields["given"])
+            return OutboxRow(
+                partition,
+                row_id.decode(),
+                "batch",
+                fields["batch"],
+                BatchStatus(fields["status"]),
+                tenant=given.tenant,
+                endpoint=given.endpoint,
+                webhook=given.webhook,
+            )
         webhook = fields.get("webhook")
         return OutboxRow(
             partition,

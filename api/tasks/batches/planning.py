@@ -13,7 +13,6 @@ import re
 import sys
 from array import array
 from collections.abc import Container
-from contextlib import ExitStack
 from typing import BinaryIO
 
 import numpy as np
@@ -173,13 +172,13 @@ def _decodes(text: bytes) -> bool:
 def main(arguments: list[str]) -> int:
     """The descriptors of a file, of its plan and of the records of its bad lines, and the rules as JSON."""
     os.nice(NICE)
-    descriptors, rules = [int(text) for text in arguments[:3]], Rules.from_json(arguments[3])
-    with ExitStack() as files:
-        source, plan, errors = (
-            files.enter_context(os.fdopen(number, mode, BUFFER))
-            for number, mode in zip(descriptors, ("rb", "wb", "wb"), strict=True)
-        )
-        planned = plan_file(source, plan, errors, rules)
+    source, plan, errors = map(int, arguments[:3])
+    with (
+        os.fdopen(source, "rb", BUFFER) as lines,
+        os.fdopen(plan, "wb", BUFFER) as good,
+        os.fdopen(errors, "wb", BUFFER) as bad,
+    ):
+        planned = plan_file(lines, good, bad, Rules.from_json(arguments[3]))
     sys.stdout.write(planned.to_json())
     return 0
 

@@ -167,12 +167,12 @@ class Validation:
             if len(paths) == 1:
                 yield stack.enter_context(_open(paths[0]))
                 return
-            whole = stack.enter_context(tempfile.TemporaryFile())
-            for path in paths:
-                with _open(path) as piece:
-                    await _in_thread(shutil.copyfileobj, piece, whole)
-            whole.seek(0)
-            yield whole
+            with tempfile.TemporaryFile() as whole:
+                for path in paths:
+                    with _open(path) as piece:
+                        await _in_thread(shutil.copyfileobj, piece, whole)
+                whole.seek(0)
+                yield whole
 
     async def _keep(self, hold: Hold, planned: Planned, plan: BinaryIO, errors: BinaryIO) -> Segment | None:
         """Puts the plan into the store, and segment 0 with the records of bad lines, if there are any."""

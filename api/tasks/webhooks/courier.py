@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -18,7 +19,7 @@ from arq.worker import func
 from api.outgoing import Limits, Outgoing
 from api.tasks.arqmarks import MARK_S, marked
 from api.tasks.arqworker import Trade, arq_link
-from api.tasks.webhooks.pace import Paces
+from api.tasks.webhooks.pace import WIDEST, Paces
 from api.tasks.webhooks.turn import Turn
 from shared.bus import Bus
 from shared.errors import BusUnavailable
@@ -30,6 +31,7 @@ that one of them can block. Connections are dropped before a receiver's patience
 
 MOST_TURNS = 256
 """Endpoints that are served at once: those that hang take a place for as long as an answer may take."""
+MOST_CALLS = MOST_TURNS * WIDEST
 
 SWEEP_EVERY_S = 0.25
 SWEPT_AT_ONCE = 1000
@@ -42,6 +44,12 @@ FORGOTTEN_S = 600
 POLL_S = 0.1
 
 log = structlog.get_logger(__name__)
+
+
+@asynccontextmanager
+async def open_courier(settings: TasksSettings, bus: Bus) -> AsyncIterator[Courier]:
+    async with Outgoing.open(settings.allow_hosts, limits=LIMITS) as outgoing:
+        yield Courier(bus, outgoing, timeout_s=settings.webhook_timeout_s)
 
 
 class Courier:

@@ -8,7 +8,6 @@ tasks process, change nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import structlog
 
@@ -36,15 +35,6 @@ async def tell(bus: Bus, rows: Sequence[OutboxRow]) -> None:
     await bus.webhooks.post(deliveries)
 
 
-class Subject(NamedTuple):
-    """What ended, as far as it matters here."""
-
-    tenant: str
-    endpoint: str
-    """The path that a job asks."""
-    webhook: Webhook | None
-
-
 class Audience:
     """Who is told, remembered for as long as one lot of rows takes: most are of few tenants and kinds."""
 
@@ -67,42 +57,36 @@ class Audience:
 
 
 async def _deliveries(bus: Bus, audience: Audience, row: OutboxRow) -> list[Delivery]:
-    subject = await _subject(bus, row)
-    if subject is None:
-        log.warning("nobody is told of what is gone", kind=row.kind, id=row.id)
-        return []
-    event = await _event(bus, audience, row, subject)
+    row = row if row.tenant else await _completed(bus, row)
+    event = await _event(bus, audience, row)
     if event is None:
         return []
-    endpoints = await audience.of(subject.tenant, event.type)
-    if (webhook := subject.webhook) is not None and (not webhook.events or event.type in webhook.events):
-        endpoints = [*endpoints, await audience.hidden(subject.tenant, webhook)]
+    endpoints = await audience.of(row.tenant, event.type)
+    if row.webhook is not None and (not row.webhook.events or event.type in row.webhook.events):
+        endpoints = [*endpoints, await audience.hidden(row.tenant, row.webhook)]
     return [event.to(endpoint.id) for endpoint in endpoints]
 
 
-async def _subject(bus: Bus, row: OutboxRow) -> Subject | None:
-    """Of a job the row says all itself, so that it is told of also when its record has gone meanwhile."""
-    if row.kind == "batch":
-        batch = await bus.batches.record(row.id)
-        return Subject(batch.tenant, batch.endpoint, batch.webhook) if batch else None
-    if row.tenant:
-        return Subject(row.tenant, row.endpoint, row.webhook)
+async def _completed(bus: Bus, row: OutboxRow) -> OutboxRow:
+    """A row of an older version, which says no more of a job than its id. ValueError when that one has gone."""
     job = await bus.queue.record(row.id)
-    return Subject(job.tenant, job.endpoint, job.webhook) if job else None
+    if job is None:
+        raise ValueError("the job has gone")
+    return row._replace(tenant=job.tenant, endpoint=job.endpoint, webhook=job.webhook)
 
 
-async def _event(bus: Bus, audience: Audience, row: OutboxRow, subject: Subject) -> Event | None:
+async def _event(bus: Bus, audience: Audience, row: OutboxRow) -> Event | None:
     """None when nobody could want it."""
     match row.status:
         case BatchStatus() as status:
             return batch_event(row.id, status, row.at)
-        case JobStatus.SUCCEEDED if subject.endpoint == RESPONSES:
-            wanted = [await audience.of(subject.tenant, event_type) for event_type in RESPONSE_EVENTS]
-            if subject.webhook is None and not any(wanted):
+        case JobStatus.SUCCEEDED if row.endpoint == RESPONSES:
+            wanted = [await audience.of(row.tenant, event_type) for event_type in RESPONSE_EVENTS]
+            if row.webhook is None and not any(wanted):
                 return None
-            return job_event(row.id, subject.endpoint, row.status, row.at, is_cut=await _is_cut_response(bus, row.id))
+            return job_event(row.id, row.endpoint, row.status, row.at, is_cut=await _is_cut_response(bus, row.id))
         case status:
-            return job_event(row.id, subject.endpoint, status, row.at)
+            return job_event(row.id, row.endpoint, status, row.at)
 
 
 async def _is_cut_response(bus: Bus, job_id: str) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from shared.bus import Bus, EmbeddedServer, open_bus
 from shared.settings import TasksSettings
@@ -31,8 +32,8 @@ def server() -> Iterator[RestartableServer]:
 
 
 @pytest.fixture
-def settings(server: RestartableServer) -> TasksSettings:
-    return TasksSettings(redis_url=server.url)
+def settings(server: RestartableServer, tmp_path: Path) -> TasksSettings:
+    return TasksSettings(redis_url=server.url, store_url=SecretStr(str(tmp_path / "store")))
 
 
 @pytest.fixture

@@ -15,17 +15,22 @@ from api.tasks import app, arqworker
 from shared.bus import Bus
 from shared.events import Finished
 from shared.jobs import Completion, Job, JobStatus
-from shared.settings import BusSettings
+from shared.settings import TasksSettings
 from tests.api.cli.conftest import environment
 from tests.api.tasks.conftest import RestartableServer
 
 
 @asynccontextmanager
-async def tasks_process(settings: BusSettings) -> AsyncIterator[Process]:
-    """`slotstream tasks`, killed at the end of the block."""
+async def tasks_process(settings: TasksSettings, **more: str) -> AsyncIterator[Process]:
+    """`slotstream tasks`, killed at the end of the block; `more` are variables of its own."""
+    variables = {
+        "SLOTSTREAM_REDIS_URL": settings.redis_url.get_secret_value(),
+        "SLOTSTREAM_STORE_URL": settings.store_url.get_secret_value(),
+        "SLOTSTREAM_LOG_FORMAT": "json",
+    }
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "api.tasks"),
-        env=environment(SLOTSTREAM_REDIS_URL=settings.redis_url.get_secret_value(), SLOTSTREAM_LOG_FORMAT="json"),
+        env=environment(**variables, **more),
         stderr=asyncio.subprocess.PIPE,
     )
     try:
@@ -36,12 +41,13 @@ async def tasks_process(settings: BusSettings) -> AsyncIterator[Process]:
         await process.wait()
 
 
-async def said(process: Process, text: str) -> None:
-    """Wait until the process writes a line with the text."""
+async def said(process: Process, text: str) -> str:
+    """The next line with the text that the process writes."""
     assert process.stderr is not None
     async with asyncio.timeout(30):
         while text not in (line := (await process.stderr.readline()).decode()):
             assert line, f"it ended without saying {text!r}"
+    return line
 
 
 async def ended_by_itself(bus: Bus) -> JobStatus:
@@ -59,7 +65,7 @@ async def ended_by_itself(bus: Bus) -> JobStatus:
 
 
 async def test_an_overdue_job_that_nobody_holds_is_ended_and_its_row_taken(
-    settings: BusSettings, bus: Bus, server: RestartableServer
+    settings: TasksSettings, bus: Bus, server: RestartableServer
 ) -> None:
     async with tasks_process(settings):
         assert await ended_by_itself(bus) is JobStatus.EXPIRED
@@ -70,7 +76,7 @@ async def test_an_overdue_job_that_nobody_holds_is_ended_and_its_row_taken(
 
 
 async def test_housekeeping_goes_on_after_a_restart_of_the_server(
-    settings: BusSettings, bus: Bus, server: RestartableServer
+    settings: TasksSettings, bus: Bus, server: RestartableServer
 ) -> None:
     async with tasks_process(settings) as process:
         assert await ended_by_itself(bus) is JobStatus.EXPIRED
@@ -83,7 +89,7 @@ async def test_housekeeping_goes_on_after_a_restart_of_the_server(
 
 @pytest.mark.parametrize("is_server_away", [False, True])
 async def test_it_leaves_with_0_when_it_is_told_to(
-    settings: BusSettings, server: RestartableServer, is_server_away: bool
+    settings: TasksSettings, server: RestartableServer, is_server_away: bool
 ) -> None:
     if is_server_away:
         server.stop()
@@ -94,7 +100,7 @@ async def test_it_leaves_with_0_when_it_is_told_to(
             assert await process.wait() == 0
 
 
-async def test_it_refuses_a_server_that_throws_jobs_away(settings: BusSettings, server: RestartableServer) -> None:
+async def test_it_refuses_a_server_that_throws_jobs_away(settings: TasksSettings, server: RestartableServer) -> None:
     async with Redis.from_url(server.url) as redis:
         await redis.config_set("maxmemory-policy", "allkeys-lru")
     async with tasks_process(settings) as process:
@@ -103,7 +109,7 @@ async def test_it_refuses_a_server_that_throws_jobs_away(settings: BusSettings, 
 
 
 async def test_it_leaves_no_key_of_its_own_but_its_queue_that_would_stay(
-    settings: BusSettings, bus: Bus, server: RestartableServer
+    settings: TasksSettings, bus: Bus, server: RestartableServer
 ) -> None:
     async with tasks_process(settings) as process:
         await ended_by_itself(bus)

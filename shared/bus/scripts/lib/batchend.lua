@@ -26,5 +26,5 @@ local function end_batch(prefix, id, now, status, token, keep_ms)
   local remains_ms = tonumber(n_failed) > 0 and math.max(keep_ms, REMAINS_MS) or REMAINS_MS
   redis.call('ZADD', prefix .. 'remains', now + remains_ms, id)
   keep_until(prefix .. 'remains', now + remains_ms + CLEARING_MS)
-  tell(prefix, 'batch', id, status)
+  tell(prefix, 'batch', id, status, 'given', redis.call('HGET', batch, 'given'))
 end
