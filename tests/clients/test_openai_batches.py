@@ -1,4 +1,4 @@
-"""The `openai` SDK's files and batches, unmodified, in both of its forms, with a real worker and a real tasks process."""
+"""The `openai` SDK's files and batches, unmodified, in both of its forms, with a real worker and real tasks."""
 
 from __future__ import annotations
 
