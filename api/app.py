@@ -35,6 +35,7 @@ from api.routes import (
     adapters,
     batches,
     docs,
+    files,
     jobs,
     llamacpp,
     metrics,
@@ -74,6 +75,9 @@ ROUTES: list[BaseRoute] = [
     Route("/v1/models", models.index, methods=["GET"]),
     Route("/models", models.index, methods=["GET"]),
     Route("/v1/models/{model:path}", models.show, methods=["GET"]),
+    Route("/v1/files", ByMethod(GET=files.index, POST=files.create).answer, methods=["GET", "POST"]),
+    Route("/v1/files/{file_id}", ByMethod(GET=files.show, DELETE=files.delete).answer, methods=["GET", "DELETE"]),
+    Route("/v1/files/{file_id}/content", files.content, methods=["GET"]),
     Route("/v1/batches", BATCHES, methods=["GET", "POST"]),
     Route("/v1/batches/{batch_id}", batches.show, methods=["GET"]),
     Route("/v1/batches/{batch_id}/cancel", batches.cancel, methods=["POST"]),
@@ -128,8 +132,8 @@ def create_app(settings: ApiSettings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Any]]:
         async with (
-            open_bus(settings, name="api") as bus,
             open_store(settings.store_url.get_secret_value()) as store,
+            open_bus(settings, name="api", store=store if settings.shared_store_url else None) as bus,
             Outgoing.open(settings.allow_hosts) as outgoing,
             asyncio.TaskGroup() as tasks,
         ):

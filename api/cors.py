@@ -14,7 +14,7 @@ PREFLIGHT = {
 }
 """What is told before a request that a page may not simply send."""
 
-EXPOSED = "X-Request-Id, X-Job-Id, Retry-After"
+EXPOSED = "X-Request-Id, X-Job-Id, X-Incomplete, Retry-After, Content-Disposition, Content-Range, ETag"
 ANY, LOCAL = "*", "localhost"
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 

@@ -37,14 +37,15 @@ async def enqueue(context: Context, job: Job, ask: Ask, *, key: str | None = Non
     return await queue.enqueue(made, idempotency_key=key, worker=pin.worker)
 
 
-async def record_of(context: Context, tenant: str, job_id: str) -> JobRecord:
-    """Raises UnknownJob for another tenant's job exactly as for none."""
+async def record_of(context: Context, tenant: str, job_id: str, *, is_glance: bool = False) -> JobRecord:
+    """`is_glance`: its answer is of no interest yet. Raises UnknownJob for another tenant's job exactly as for none."""
     try:
         partition_of(job_id)
     except ValueError:
         record = None
     else:
-        record = await context.bus.queue.record(job_id)
+        queue = context.bus.queue
+        record = await (queue.glance if is_glance else queue.record)(job_id)
     if record is None or record.tenant != tenant:
         raise UnknownJob("There is no such job")
     return record

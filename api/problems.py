@@ -87,6 +87,7 @@ BY_STATUS: dict[int, Problem] = {
     405: Problem(405, "invalid_request_error"),
     408: Problem(408, "timeout_error"),
     413: Problem(413, "invalid_request_error"),
+    416: Problem(416, "invalid_request_error"),
     429: Problem(429, "rate_limit_error"),
     505: Problem(505, "not_supported_error"),
 }

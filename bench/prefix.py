@@ -123,7 +123,7 @@ async def _slotstream(shape: Shape, threads: int, folder: Path) -> AsyncIterator
             threads=threads,
             log_level="warning",
         )
-        place = Place(folder, "127.0.0.1", free_port("127.0.0.1"), folder / "logs")
+        place = Place(folder / "valkey", "127.0.0.1", free_port("127.0.0.1"), folder / "logs")
         async with open_stack(settings, place, say=_say) as stack:
             await stack.become_ready(needs_worker=True, tell=_say)
             yield place.url

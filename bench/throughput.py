@@ -82,7 +82,7 @@ async def _measure(load: Workload, n_pairs: int, folder: Path) -> list[Pair]:
             threads=load.threads,
             log_level="warning",
         )
-        place = Place(folder, "127.0.0.1", free_port("127.0.0.1"), folder / "logs")
+        place = Place(folder / "valkey", "127.0.0.1", free_port("127.0.0.1"), folder / "logs")
         async with open_stack(settings, place, say=_say) as stack, Service(place.url) as service:
             await stack.become_ready(needs_worker=True, tell=_say)
             await _through_queue(service, load._replace(prompts=load.prompts[: load.n_slots]))

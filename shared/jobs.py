@@ -525,6 +525,8 @@ class JobRecord(Wire):
     webhook: Webhook | None = Field(None, exclude=True)
     """Its secret is in no answer."""
     finished: Finished | None = None
+    is_brief: bool = False
+    """Its `body` or `finished`, or both, were left out, since they are large."""
 
     @property
     def failure(self) -> Failure | None:
@@ -533,6 +535,9 @@ class JobRecord(Wire):
 
 VERSION_OF_BATCHES = 5
 """Of a line of a batch, which an older worker would end as if nobody had to collect it."""
+
+VERSION_OF_REFERENCES = 5
+"""Of a job whose request lies elsewhere, with a reference in its place."""
 
 VERSION = 5
 """Of jobs as they travel; a job may be of an older one (`Job.version`). Raise it when a request means something that

@@ -131,16 +131,29 @@ class RequestSettings(Settings):
         return int(self.max_image_mb * 1_000_000)
 
 
-class StoreSettings(Settings):
-    """Where files are, and how large and old they get."""
+class StoreUrlSettings(Settings):
+    """Where files are."""
 
-    group: ClassVar[str] = "files and batches"
+    group: ClassVar[str] = "store of files"
 
     store_url: Annotated[SecretStr, Flag("--store-url")] = Field(
         SecretStr(""),
-        description="folder, or URL such as s3://BUCKET/PREFIX, for files and results; the same for all processes;"
-        " default: `files` in the user's state folder of slotstream",
+        description="folder, or URL such as s3://BUCKET/PREFIX, for files, and for requests and results that are too"
+        " large for Redis; the same for all processes. Default: `files` in the user's state folder of slotstream, and"
+        " what is large stays in Redis",
     )
+
+    @property
+    def shared_store_url(self) -> str | None:
+        """Of a store that others are said to have too; None where nothing was said."""
+        return self.store_url.get_secret_value() or None
+
+
+class StoreSettings(StoreUrlSettings):
+    """How large and old files get."""
+
+    group: ClassVar[str] = "files and batches"
+
     max_file_mb: Annotated[float, Flag("--max-file-mb")] = Field(
         512.0, gt=0, le=100_000, description="largest file that is taken, in MB"
     )
@@ -597,6 +610,7 @@ class WorkerSettings(
     EmbeddingSettings,
     TextSettings,
     LeavingSettings,
+    StoreUrlSettings,
     BusSettings,
 ):
     """One model in one process."""

@@ -28,7 +28,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 REDIS_SERVER = shutil.which("redis-server")
 
 BOUNDED_OTHERWISE = (
-    *("q:", "turn:", "load:", "due", "lanes", "dead", "outbox", "partitions"),
+    *("q:", "turn:", "load:", "due", "lanes", "dead", "outbox", "partitions", "identity"),
     *("endpoint:", "endpoints:"),
 )
 """Keys, after their prefix, that may stay without an expiry: lanes and what belongs to them, lists with a cap, and what

@@ -142,7 +142,7 @@ def test_redis_keeps_jobs_over_a_restart_and_throws_none_away() -> None:
 
 def test_those_who_need_files_share_one_store_that_outlives_them_and_is_theirs() -> None:
     place = "/var/lib/slotstream/files"
-    for name in ("api", "tasks"):
+    for name in ("api", "tasks", "worker"):
         assert with_defaults(SERVICES[name]["environment"]["SLOTSTREAM_STORE_URL"]) == place
         assert f"files:{place}" in SERVICES[name]["volumes"]
     assert "files" in COMPOSE["volumes"]

@@ -17,6 +17,7 @@ import structlog
 from shared.bus import Bus, LeaseKeeper, Queue, open_bus
 from shared.errors import BusUnavailable
 from shared.settings import ConfigError, WorkerSettings
+from shared.store import Store, open_store
 from worker.agreement import agree
 from worker.engine import Engine, EngineConfig, LoadFailed, OnEvents
 from worker.handover import Handover
@@ -49,7 +50,7 @@ async def run(settings: WorkerSettings, make_engine: Callable[[EngineConfig, OnE
     worker_id = f"{platform.node()}-{os.getpid()}-{secrets.token_hex(3)}"
     signals = StopSignals()
     try:
-        async with open_bus(settings, name=worker_id) as bus:
+        async with _store(settings) as store, open_bus(settings, name=worker_id, store=store) as bus:
             path = settings.origin.text if settings.origin else ""
             announcer = Announcer(bus, worker_id, names_of(settings), path, settings.parallel)
             async with _beside(announcer.run()):
@@ -64,6 +65,16 @@ async def run(settings: WorkerSettings, make_engine: Callable[[EngineConfig, OnE
         log.info("left")
         os._exit(0)
     log.info("left")
+
+
+@contextlib.asynccontextmanager
+async def _store(settings: WorkerSettings) -> AsyncIterator[Store | None]:
+    """The one that it shares with whoever makes its jobs, if it was told of one. Raises ConfigError."""
+    if settings.shared_store_url is None:
+        yield None
+        return
+    async with open_store(settings.shared_store_url) as store:
+        yield store
 
 
 async def _work(

@@ -42,7 +42,7 @@ class Announcer:
     def __init__(self, bus: Bus, worker_id: str, names: tuple[str, ...], path: str, n_slots: int) -> None:
         """`names` are what clients call the model, `path` is what it is loaded from."""
         self.worker_id = worker_id
-        self._presence, self._tally = bus.presence, bus.tally
+        self._presence, self._tally, self._annex = bus.presence, bus.tally, bus.annex
         self._recent = Window()
         self._slots = Slots()
         self._n_slots = n_slots
@@ -151,6 +151,7 @@ class Announcer:
             batch=snapshot.batch.n_rows,
             decode_ms=round(snapshot.decode_ms, 3),
             gap_ms=round(snapshot.gap_ms_p50, 3),
+            stores=tuple(sorted(self._annex.marks)),
         )
 
 

@@ -133,7 +133,11 @@ class Puller:
             self._share_at = now + POLL_S
         try:
             claimed = await self._queue.claim(
-                self._station.worker_id, self._station.model, self.demand.wanted(may_share=may_share), sweep=is_sweep
+                self._station.worker_id,
+                self._station.model,
+                self.demand.wanted(may_share=may_share),
+                sweep=is_sweep,
+                on_lease=self._keeper.hold,
             )
         except BusUnavailable as error:
             log.warning("no jobs can be claimed", reason=error.message)

@@ -11,6 +11,7 @@ from typing_extensions import TypedDict
 
 from api.problems import ErrorDetail, ParamErrorDetail
 from shared.batches import BatchStatus
+from shared.files import Purpose
 from shared.jobs import JobStatus, Lane
 
 
@@ -390,6 +391,8 @@ class Job(TypedDict):
     usage: dict[str, Any] | None
     result: Any
     """What its endpoint would have answered; null until it has succeeded."""
+    result_omitted: NotRequired[Literal[True]]
+    """In a list, of a job whose result or body is large: ask for the job itself to have its `result` and `usage`."""
     error: ParamErrorDetail | None
     metadata: dict[str, str]
 
@@ -400,6 +403,33 @@ class JobList(TypedDict):
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+
+class File(TypedDict):
+    id: str
+    object: Literal["file"]
+    bytes: int
+    created_at: int
+    expires_at: int | None
+    filename: str
+    """As it was given."""
+    purpose: Purpose
+    status: Literal["uploaded", "processed"]
+    """`uploaded` while its batch still runs."""
+
+
+class FileList(TypedDict):
+    object: Literal["list"]
+    data: list[File]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class DeletedFile(TypedDict):
+    id: str
+    object: Literal["file"]
+    deleted: bool
 
 
 class JobToken(TypedDict):

@@ -63,6 +63,8 @@ class Description:
     reads: Any = None
     """The type of the JSON body; None where none is read."""
     needs_body: bool = True
+    form: Any = None
+    """The type of what is read from a form, with the texts that such a thing has; None where none is read."""
     query: type[BaseModel] | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     """Those of the request that change something, each with what it means."""

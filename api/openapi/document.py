@@ -20,6 +20,7 @@ from api.openapi.schemas import QuerySchema, Schemas, without_null
 from api.problems import BY_STATUS, TABLE, family_of
 
 JSON = "application/json"
+FORM = "multipart/form-data"
 
 _INTRODUCTION = """\
 Requests become jobs in a queue; workers that run llama.cpp answer them.
@@ -75,7 +76,7 @@ def _forms(operation: Operation) -> Iterator[Any]:
     """Every type whose schema is wanted."""
     yield family_of(operation.path).form
     if (description := operation.description) is not None:
-        yield from (description.reads, description.gives, *description.also.values())
+        yield from (description.reads, description.form, description.gives, *description.also.values())
         yield from (stream.piece for stream in description.streams)
 
 
@@ -93,6 +94,8 @@ def _operation_json(operation: Operation, schemas: Schemas, failures: dict[str, 
     if description.reads is not None:
         body = {"schema": schemas.of(description.reads)}
         told["requestBody"] = {"required": description.needs_body, "content": {JSON: body}}
+    elif description.form is not None:
+        told["requestBody"] = {"required": True, "content": {FORM: {"schema": schemas.of(description.form)}}}
     told["responses"] = dict(_answers(description, schemas))
     form = family_of(operation.path).form
     for status in sorted(_failing(operation, description)):
@@ -171,7 +174,7 @@ def _failing(operation: Operation, description: Description) -> set[int]:
     statuses = {*description.reach.value, *description.fails}
     if operation.path not in OPEN:
         statuses.add(401)
-    if description.reads is not None:
+    if description.reads is not None or description.form is not None:
         statuses |= {400, 413}
     if description.query is not None or description.headers:
         statuses.add(400)
@@ -185,7 +188,12 @@ def _failure(status: int, schema: JsonSchemaValue) -> dict[str, Any]:
     return _response(_error_words(status), headers, {JSON: {"schema": schema}})
 
 
-_MEANINGS = {201: "Made.", 202: "Made, and waits for its turn.", 204: "Nothing more will come."}
+_MEANINGS = {
+    201: "Made.",
+    202: "Made, and waits for its turn.",
+    206: "The part that was asked for.",
+    204: "Nothing more will come.",
+}
 
 
 def _error_words(status: int) -> str:

@@ -90,7 +90,7 @@ async def show(request: Request) -> Response:
 async def cancel(request: Request) -> Response:
     """The job as it is now: cancelled, about to be, or as it had ended already."""
     context, tenant = context_of(request), tenant_of(request)
-    record = await record_of(context, tenant, request.path_params["job_id"])
+    record = await record_of(context, tenant, request.path_params["job_id"], is_glance=True)
     return await _job_response(context, await context.bus.queue.cancel(record.id))
 
 
@@ -107,7 +107,7 @@ async def cancel(request: Request) -> Response:
 async def events(request: Request) -> ASGIApp:
     context, tenant = context_of(request), tenant_of(request)
     after = after_of(request)
-    record = await record_of(context, tenant, request.path_params["job_id"])
+    record = await record_of(context, tenant, request.path_params["job_id"], is_glance=True)
     if request.method == "HEAD":
         return Response(headers=sse.HEADERS | {"X-Job-Id": record.id})
     return EventsResponse(context, record, after)

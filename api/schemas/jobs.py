@@ -77,8 +77,8 @@ WaitingFor = Callable[[str], str | None]
 
 
 def list_json(page: JobPage, waiting_for: WaitingFor) -> dict[str, Any]:
-    """A page as OpenAI lists things. `last_id` is where the next one begins: a page that was searched for a status may
-    end with a job that is not on it."""
+    """A page as OpenAI lists things, without what is large. `last_id` is where the next one begins: a page that was
+    searched for a status may end with a job that is not on it."""
     return {
         "object": "list",
         "data": [job_json(record, waiting_for) for record in page.records],
@@ -89,11 +89,13 @@ def list_json(page: JobPage, waiting_for: WaitingFor) -> dict[str, Any]:
 
 
 def job_json(record: JobRecord, waiting_for: WaitingFor) -> dict[str, Any]:
+    """`result_omitted` is there, and true, when the record is too brief to tell the result and its usage."""
     finished = record.finished
-    answered = finished if record.status is JobStatus.SUCCEEDED else None
+    is_omitted = record.is_brief and record.status is JobStatus.SUCCEEDED
+    answered = finished if record.status is JobStatus.SUCCEEDED and not is_omitted else None
     # Of a job that nobody keeps a body of, the answer went to the client that waited.
     ask = ask_of(record) if answered and record.body is not None else None
-    return {
+    told = {
         "id": record.id,
         "object": "job",
         "status": record.status.value,
@@ -113,6 +115,7 @@ def job_json(record: JobRecord, waiting_for: WaitingFor) -> dict[str, Any]:
         "error": _error(finished) if finished is not None else None,
         "metadata": record.metadata,
     }
+    return told | {"result_omitted": True} if is_omitted else told
 
 
 def token_json(tokens: Tokens) -> dict[str, Any]:

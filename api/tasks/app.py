@@ -61,8 +61,8 @@ async def run(settings: TasksSettings) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     make_room_for(webhooks.MOST_CALLS)
     async with (
-        open_bus(settings, name="tasks") as bus,
         open_store(settings.store_url.get_secret_value()) as store,
+        open_bus(settings, name="tasks", store=store if settings.shared_store_url else None) as bus,
         Outgoing.open(settings.allow_hosts) as outgoing,
         webhooks.open_courier(settings, bus) as courier,
     ):

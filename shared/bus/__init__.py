@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import structlog
 
 from shared.bus.address import server_of
+from shared.bus.annex import Annex
 from shared.bus.batches import Batches, BatchPage, BatchReceipt, Remains
 from shared.bus.batchsteps import MAX_COLLECTED, EndedLine, Fed, FedLine, Refusal, Unfed
 from shared.bus.cluster import ClusterLink, ClusterSubscriber
@@ -35,11 +36,13 @@ from shared.bus.tokenlog import LogEvent, Reader, TokenLog
 from shared.bus.webhooks import DeliveryPage, EndpointChange, EndpointPage, Webhooks
 from shared.errors import BusUnavailable
 from shared.settings import BusSettings, ConfigError
+from shared.store import Store
 
 __all__ = [
     "ADVICE",
     "MAX_COLLECTED",
     "AdapterCard",
+    "Annex",
     "BatchPage",
     "BatchReceipt",
     "Batches",
@@ -96,14 +99,15 @@ log = structlog.get_logger(__name__)
 
 
 class Bus:
-    def __init__(self, settings: BusSettings, link: Sender, subscriber: Listener) -> None:
+    def __init__(self, settings: BusSettings, link: Sender, subscriber: Listener, store: Store | None = None) -> None:
         keys = self._keys = Keys(settings.namespace, settings.partitions)
         self._link = link
-        self.queue = Queue(settings, keys, link, subscriber)
-        self.log = TokenLog(keys, link, subscriber)
         self.presence = Presence(keys, link)
+        self.annex = Annex(keys, link, self.presence, store)
+        self.queue = Queue(settings, keys, link, subscriber, self.annex)
+        self.log = TokenLog(keys, link, subscriber, self.annex)
         self.tally = Tally(keys, link)
-        self.batches = Batches(settings, keys, link)
+        self.batches = Batches(settings, keys, link, self.annex)
         self.outbox = Outbox(keys, link)
         self.files = Files(keys, link)
         self.webhooks = Webhooks(settings, keys, link)
@@ -167,14 +171,18 @@ def _check_facts(facts: Mapping[str, str]) -> None:
 
 
 @asynccontextmanager
-async def open_bus(settings: BusSettings, *, name: str) -> AsyncIterator[Bus]:
-    """A bus for one process; `name` is shown in the server's CLIENT LIST. Connects when it is first used, and again
-    by itself whenever it must. Raises ConfigError when the URL is none of ours."""
+async def open_bus(settings: BusSettings, *, name: str, store: Store | None = None) -> AsyncIterator[Bus]:
+    """A bus for one process; `name` is shown in the server's CLIENT LIST, `store` is for what is too large for it.
+    Connects when it is first used, and again by itself whenever it must. Raises ConfigError when the URL is none of
+    ours."""
     server = server_of(settings)
-    if server.is_cluster:
-        async with ClusterLink(server, name) as nodes, ClusterSubscriber(nodes) as subscribers:
-            yield Bus(settings, nodes, subscribers)
-    else:
-        connect = connection_factory(server, name)
-        async with Link(connect) as link, Subscriber(connect) as subscriber:
-            yield Bus(settings, link, subscriber)
+    async with AsyncExitStack() as stack:
+        if server.is_cluster:
+            nodes = await stack.enter_async_context(ClusterLink(server, name))
+            bus = Bus(settings, nodes, await stack.enter_async_context(ClusterSubscriber(nodes)), store)
+        else:
+            connect = connection_factory(server, name)
+            link = await stack.enter_async_context(Link(connect))
+            bus = Bus(settings, link, await stack.enter_async_context(Subscriber(connect)), store)
+        await stack.enter_async_context(bus.annex.open())
+        yield bus

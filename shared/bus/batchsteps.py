@@ -7,6 +7,7 @@ plan and a segment's objects are there before they are told of here is the calle
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Literal, NamedTuple, TypeVar
@@ -23,9 +24,10 @@ from shared.batches import (
     output_file_id,
     segment_pieces,
 )
+from shared.bus.annex import Annex
 from shared.bus.batchrecord import TRIES, write_segment
 from shared.bus.connect import Command, Sender
-from shared.bus.enqueuing import Enqueuing, PlanLine
+from shared.bus.enqueuing import Enqueuing, PlanLine, Written
 from shared.bus.holds import Hold, Holds
 from shared.bus.keys import Keys
 from shared.bus.script import ask, run, script
@@ -90,9 +92,10 @@ class Unfed(NamedTuple):
 
 
 class BatchSteps(Holds):
-    def __init__(self, settings: BusSettings, keys: Keys, link: Sender) -> None:
+    def __init__(self, settings: BusSettings, keys: Keys, link: Sender, annex: Annex) -> None:
         super().__init__(keys, link)
-        self._enqueuing = Enqueuing(settings, keys, link)
+        self._annex = annex
+        self._enqueuing = Enqueuing(settings, keys, link, annex)
 
     async def planned(
         self,
@@ -141,22 +144,26 @@ class BatchSteps(Holds):
         n_fed = 0
         start = await self._plan_offset(hold.batch_id)
         for chunk in _chunks(lines):
+            n_before = n_fed
+            written = await asyncio.gather(*(self._write(line) for line in chunk))
             calls: list[tuple[bool, Command]] = []
-            for line in chunk:
-                calls.append((line.job is not None, self._feeding(hold, line, start)))
+            for line, texts in zip(chunk, written, strict=True):
+                calls.append((line.job is not None, self._feeding(hold, line, texts, start)))
                 start = max(start, line.plan_offset)
             for is_job, group in groupby(calls, key=lambda call: call[0]):
                 which = script("enqueue" if is_job else "batches/refuse")
                 for answer, detail in await run(self._link, which, [call for _, call in group], tries=TRIES):
                     if answer in (b"new", b"fed"):
                         n_fed += 1
-                    elif answer == b"full":
+                        continue
+                    if answer != b"lost":  # of a batch that is another's, it may have gone before it was
+                        await self._take_back(written[n_fed - n_before :])
+                    if answer == b"full":
                         job = lines[n_fed].job
                         assert job is not None
                         retry_after_s = await self._enqueuing.relief_s(partition_of(job.id), job.model, detail)
                         return Fed(n_fed, retry_after_s)
-                    else:
-                        return Fed(n_fed, is_held=answer != b"lost")
+                    return Fed(n_fed, is_held=answer != b"lost")
         return Fed(n_fed)
 
     async def ended(self, batch_id: str, limit: int = MAX_COLLECTED) -> list[EndedLine]:
@@ -249,9 +256,10 @@ class BatchSteps(Holds):
             usage.reasoning_tokens,
             *job_ids,
         ]
-        answer = await self._say("collect", hold.batch_id, names, arguments)
+        answer, *objects = await self._say("collect", hold.batch_id, names, arguments)
         if answer == b"wrong":
             raise ValueError("lines that are at work, or counts that are not those of the lines")
+        await self._annex.drop(objects)
         return bool(answer == b"ok")
 
     async def finalize(self, hold: Hold, why: Literal["over", "expired", "cancelled"]) -> bool:
@@ -286,12 +294,20 @@ class BatchSteps(Holds):
         [offset] = await ask(self._link, [("HGET", self._keys.batch(batch_id), "plan_offset")])
         return int(offset or 0)
 
-    def _feeding(self, hold: Hold, line: FedLine, start: int) -> Command:
-        if line.job is not None:
+    async def _write(self, line: FedLine) -> Written | None:
+        return None if line.job is None else await self._enqueuing.write(line.job)
+
+    async def _take_back(self, written: Sequence[Written | None]) -> None:
+        for each in written:
+            if each is not None:
+                await self._enqueuing.take_back(each)
+
+    def _feeding(self, hold: Hold, line: FedLine, written: Written | None, start: int) -> Command:
+        if line.job is not None and written is not None:
             if line.job.batch != hold.batch_id:
                 raise ValueError(f"{line.job.id} is no line of {hold.batch_id}")
             place = PlanLine(hold.batch_id, hold.token, start, line.plan_offset)
-            return self._enqueuing.call(line.job, line=place)
+            return self._enqueuing.call(line.job, written, line=place)
         if line.refusal is None:
             raise ValueError("a line is a job, or is refused")
         arguments = (

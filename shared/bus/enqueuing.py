@@ -11,10 +11,11 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from shared.bus.annex import Annex, Reference
 from shared.bus.connect import Command, Reply, Sender
 from shared.bus.keys import Keys, part
 from shared.bus.script import ask, script
-from shared.jobs import Generation, Job, partition_of
+from shared.jobs import VERSION_OF_REFERENCES, Generation, Job, partition_of
 from shared.settings import BusSettings
 
 IMAGE_BYTES = 4096
@@ -40,22 +41,51 @@ class PlanLine(NamedTuple):
     stop: int
 
 
+class Written(NamedTuple):
+    """A job as its hash is to have it."""
+
+    request: str
+    body: str
+    """Each the text, or a reference to it."""
+    cost: int
+    """What it takes from its tenant's share."""
+    store: str
+    """The mark of the store that its maker reads, if any."""
+    version: int
+
+
 class Enqueuing:
-    def __init__(self, settings: BusSettings, keys: Keys, link: Sender) -> None:
+    def __init__(self, settings: BusSettings, keys: Keys, link: Sender, annex: Annex) -> None:
         self._settings = settings
         self._keys = keys
         self._link = link
+        self._annex = annex
+
+    async def write(self, job: Job) -> Written:
+        """What is large is in the store by the time that this returns, before anything refers to it."""
+        text, body = job.model_dump_json(exclude={"body"}), job.body or ""
+        cost, mark = _cost(job, text), self._annex.mark
+        text = await self._annex.put_request(job.id, job.model, "request", text)
+        body = await self._annex.put_request(job.id, job.model, "body", body)
+        is_elsewhere = Reference.in_place_of(text) is not None
+        version = max(job.version, VERSION_OF_REFERENCES) if is_elsewhere else job.version
+        return Written(text, body, cost, mark, version)
+
+    async def take_back(self, written: Written) -> None:
+        """Of a job that is certain not to be made."""
+        await self._annex.drop((written.request, written.body))
 
     def call(
         self,
         job: Job,
+        written: Written,
         *,
         idempotency_key: str | None = None,
         worker: str | None = None,
         line: PlanLine | None = None,
     ) -> Command:
         return script("enqueue").call(
-            self._names(job, idempotency_key, worker), self._arguments(job, idempotency_key, worker, line)
+            self._names(job, idempotency_key, worker), self._arguments(job, written, idempotency_key, worker, line)
         )
 
     async def relief_s(self, partition: int, model: str, limit: int) -> float:
@@ -82,16 +112,15 @@ class Enqueuing:
         return names
 
     def _arguments(
-        self, job: Job, idempotency_key: str | None, worker: str | None, line: PlanLine | None
+        self, job: Job, written: Written, idempotency_key: str | None, worker: str | None, line: PlanLine | None
     ) -> list[str | bytes | int | float]:
         settings = self._settings
-        request = job.model_dump_json(exclude={"body"})
         return [
             job.id,
             part(job.model),
             job.lane.value,
             part(job.tenant),
-            _cost(job, request),
+            written.cost,
             round(job.deadline_s * 1000),
             # A record that went before its log would leave followers without an ending.
             round(max(settings.retention_s, settings.log_retention_s) * 1000),
@@ -101,16 +130,17 @@ class Enqueuing:
             self._keys.wake(partition_of(job.id), job.model),
             fingerprint_of(job) if idempotency_key is not None else "",
             "own" if worker else job.queue,
-            request,
-            job.body or "",
+            written.request,
+            written.body,
             job.endpoint,
             json.dumps(job.metadata) if job.metadata else "",
             "1" if job.is_durable else "0",
-            job.version,
+            written.version,
             1 if worker else job.n_places,
             "" if job.is_bound else job.queue,
             job.compat.value,
             job.webhook.to_json() if job.webhook else "",
+            written.store,
             *(line or ()),
         ]
 

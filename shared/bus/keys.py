@@ -172,6 +172,11 @@ class Keys:
         return f"{self.namespace}:totals:{part(name)}"
 
     @property
+    def identity(self) -> str:
+        """A name of this queue that no other has."""
+        return f"{self.namespace}:identity"
+
+    @property
     def layout(self) -> str:
         """How many partitions there are: all must agree."""
         return f"{self.namespace}:partitions"

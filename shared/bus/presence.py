@@ -145,6 +145,8 @@ class WorkerState(Wire):
     """Time in a decode, smoothed."""
     gap_ms: float = 0.0
     """The worker's own time between two decodes, the median of the last few hundred."""
+    stores: tuple[str, ...] = ()
+    """Marks of the store of files that it reads (`annex.py`)."""
 
 
 class Presence:

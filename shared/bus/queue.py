@@ -10,7 +10,7 @@ import asyncio
 import json
 import random
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -21,13 +21,22 @@ from urllib.parse import unquote
 import structlog
 from pydantic import TypeAdapter, ValidationError
 
+from shared.bus.annex import LARGE, Annex, Reference
 from shared.bus.connect import Reply, Sender
 from shared.bus.enqueuing import RATE_FIELDS, Enqueuing, fingerprint_of, rate_of, seconds
 from shared.bus.keys import Keys, part, partition_for
 from shared.bus.places import NEWEST, Place, older, place_of
 from shared.bus.script import ask, run, script
 from shared.bus.subscriber import Listener
-from shared.errors import BusUnavailable, IdempotencyConflict, QueueFull, UnknownJob, Unreadable
+from shared.errors import (
+    BusUnavailable,
+    IdempotencyConflict,
+    QueueFull,
+    StoreUnavailable,
+    UnknownFile,
+    UnknownJob,
+    Unreadable,
+)
 from shared.events import Accepted, Failure, Finished, Progress, Tokens
 from shared.jobs import VERSION, Compat, Job, JobRecord, JobStatus, Lane, new_job_id, partition_of
 from shared.settings import BusSettings
@@ -139,6 +148,15 @@ class Claimed:
         return self.lease.epoch - self.attempt
 
 
+class _Claim(NamedTuple):
+    """Who claims, and how."""
+
+    worker_id: str
+    model: str
+    is_sweep: bool
+    on_lease: Callable[[Lease], None] | None
+
+
 class Chunk(NamedTuple):
     """What a job says at once. `first_event` is the number of the first of `events`; it counts without them too."""
 
@@ -175,12 +193,13 @@ class Wake(NamedTuple):
 
 
 class Queue:
-    def __init__(self, settings: BusSettings, keys: Keys, link: Sender, subscriber: Listener) -> None:
+    def __init__(self, settings: BusSettings, keys: Keys, link: Sender, subscriber: Listener, annex: Annex) -> None:
         self._settings = settings
         self._keys = keys
         self._link = link
         self._subscriber = subscriber
-        self._enqueuing = Enqueuing(settings, keys, link)
+        self._annex = annex
+        self._enqueuing = Enqueuing(settings, keys, link, annex)
         self._turn = 0
         """The partition that the next claim begins with."""
 
@@ -200,8 +219,11 @@ class Queue:
         partition = partition_of(job.id)
         if idempotency_key is not None and partition != self._partition_of_key(idempotency_key, job.tenant):
             raise ValueError("a job with an idempotency key needs an id made with it")
-        call = self._enqueuing.call(job, idempotency_key=idempotency_key, worker=worker)
+        written = await self._enqueuing.write(job)
+        call = self._enqueuing.call(job, written, idempotency_key=idempotency_key, worker=worker)
         [reply] = await run(self._link, script("enqueue"), [call], tries=TRIES)
+        if reply[0] != b"new":
+            await self._enqueuing.take_back(written)
         match reply:
             case [b"new", _]:
                 return Receipt(job.id, True)
@@ -245,14 +267,24 @@ class Queue:
         for node in await self._link.nodes():
             await run(node, script("accept"), [script("accept").call((), ())])
 
-    async def claim(self, worker_id: str, model: str, wanted: Wanted, *, sweep: bool = False) -> list[Claimed]:
+    async def claim(
+        self,
+        worker_id: str,
+        model: str,
+        wanted: Wanted,
+        *,
+        sweep: bool = False,
+        on_lease: Callable[[Lease], None] | None = None,
+    ) -> list[Claimed]:
         """Jobs for this worker, each under a lease of its own that must be kept alive; never more than wanted.
 
         `sweep` also looks for jobs that were released or whose lease has run out, and takes them first. Not repeated
         when no reply comes: jobs that were handed out into the void come back by their leases. Whoever cancels this
-        call has nothing to hold: what it got is given back. Raises BusUnavailable.
+        call has nothing to hold: what it got is given back. `on_lease` hears of a job that takes a moment to be read,
+        whose lease must be kept alive from then on; should it not be read after all, the lease is lost. Raises
+        BusUnavailable.
         """
-        claiming = asyncio.create_task(self._claim(worker_id, model, wanted, sweep))
+        claiming = asyncio.create_task(self._claim(_Claim(worker_id, model, sweep, on_lease), wanted))
         try:
             return await asyncio.shield(claiming)
         except asyncio.CancelledError:
@@ -293,6 +325,7 @@ class Queue:
         The first ending of a lease stands: finishing again is answered True and changes nothing. Raises BusUnavailable.
         """
         finish = script("finish")
+        result = await self._annex.put_result(lease.job_id, f"{lease.epoch}-{lease.mark:x}", finished.to_json())
         call = finish.call(
             (self._keys.job(lease.job_id),),
             (
@@ -300,12 +333,14 @@ class Queue:
                 lease.job_id,
                 lease.token,
                 finished.status,
-                finished.to_json(),
+                result,
                 first_event,
                 why_dead,
             ),
         )
         [reply] = await run(self._link, finish, [call], tries=TRIES)
+        if not reply:
+            await self._annex.drop((result,))
         return bool(reply)
 
     async def release(self, lease: Lease) -> bool:
@@ -348,19 +383,58 @@ class Queue:
         keys = self._keys
         names = (keys.job(job_id), keys.log(job_id), keys.index(partition_of(job_id), tenant))
         forget = script("forget")
-        [is_gone] = await run(self._link, forget, [forget.call(names, (job_id,))], tries=TRIES)
+        [[is_gone, *objects]] = await run(self._link, forget, [forget.call(names, (job_id,))], tries=TRIES)
+        await self._annex.drop(objects)
         return bool(is_gone)
 
     async def record(self, job_id: str) -> JobRecord | None:
-        """What is known of a job, or None when there is none of that id. Raises BusUnavailable."""
+        """What is known of a job, or None when there is none of that id. Raises BusUnavailable, and StoreUnavailable
+        when a part of it lies in the store."""
+        found = await self._fields(job_id, (*_RECORD_FIELDS, *_TEXTS))
+        if found is None:
+            return None
+        record = await self._record(job_id, found)
+        try:
+            body, result = await asyncio.gather(*(self._annex.fetch(found[name] or b"") for name in _TEXTS))
+        except UnknownFile as error:
+            log.warning("a part of a job is gone from the store", job_id=job_id, reason=error.message)
+            failure = Failure.of(Unreadable("What is stored of the job cannot be read."))
+            lost = {"status": JobStatus.FAILED, "finished": Finished(status="failed", failure=failure)}
+            return record.model_copy(update=lost)
+        return _with_texts(record, body, result)
+
+    async def glance(self, job_id: str) -> JobRecord | None:
+        """The same without body and without result where they are large; `is_brief` says that one is left out. What has
+        not ended has neither. Raises BusUnavailable."""
+        found = await self._fields(job_id, _RECORD_FIELDS, _TEXTS)
+        if found is None:
+            return None
+        record = await self._record(job_id, found)
+        if not record.status.is_ended:
+            return record
+        # It has ended, so they stay as they are.
+        small = [name for name in _TEXTS if found[f"{name}_bytes"] <= LARGE]
+        texts = await self._fields(job_id, ("status", *small))
+        if texts is None:
+            return None
+        here = {name: texts[name] or b"" for name in small if not Reference.in_place_of(texts[name] or b"")}
+        record = _with_texts(record, here.get("body", b""), here.get("result", b""))
+        return record.model_copy(update={"is_brief": len(here) < len(_TEXTS)})
+
+    async def _fields(self, job_id: str, names: Sequence[str], measured: Sequence[str] = ()) -> dict[str, Reply] | None:
+        """Fields of a job's hash, and of some as `<name>_bytes` how long they are; None when there is no such job."""
         try:
             key = self._keys.job(job_id)
         except ValueError:
             return None
-        [values] = await ask(self._link, [("HMGET", key, *_RECORD_FIELDS)])
-        fields = dict(zip(_RECORD_FIELDS, values, strict=True))
-        if fields["status"] is None:
-            return None
+        lengths = [("HSTRLEN", key, name) for name in measured]
+        values, *n_bytes = await ask(self._link, [("HMGET", key, *names), *lengths])
+        found = dict(zip(names, values, strict=True)) | {
+            f"{name}_bytes": length for name, length in zip(measured, n_bytes, strict=True)
+        }
+        return found if found["status"] is not None else None
+
+    async def _record(self, job_id: str, fields: dict[str, Reply]) -> JobRecord:
         position, eta_s = None, None
         if fields["status"] == b"queued":
             position, eta_s = await self._outlook(partition_of(job_id), fields)
@@ -369,7 +443,7 @@ class Queue:
     async def page(
         self, tenant: str, *, status: JobStatus | None = None, limit: int = 20, after: str | None = None
     ) -> JobPage:
-        """A tenant's durable jobs, newest first, beginning behind the job `after`.
+        """A tenant's durable jobs at a `glance`, newest first, beginning behind the job `after`.
 
         A page may be short, or empty, and yet not the last: a search for a rare status pauses after some thousand jobs.
         Raises UnknownJob when `after` is no job of the tenant, and BusUnavailable.
@@ -381,7 +455,7 @@ class Queue:
             places = await older(self._link, indexes, before, PAGE_STEP)
             matching = await self._matching(places, status)
             read, unread = matching[: limit + 1 - len(records)], matching[limit + 1 - len(records) :]
-            found = await asyncio.gather(*(self.record(place.id) for place in read))
+            found = await asyncio.gather(*(self.glance(place.id) for place in read))
             records += [record for record in found if record is not None]
             if len(records) > limit:
                 return JobPage(records[:limit], True, records[limit - 1].id)
@@ -426,71 +500,78 @@ class Queue:
                     _, payload = inbox.messages.pop(0)
                     yield _wake(payload)
 
-    async def _claim(self, worker_id: str, model: str, wanted: Wanted, sweep: bool) -> list[Claimed]:
+    async def _claim(self, claim: _Claim, wanted: Wanted) -> list[Claimed]:
         wanted = Wanted(*(max(0, number) for number in wanted))
         claimed: list[Claimed] = []
         self._turn += 1
         try:
             if self._keys.partitions == 1:
-                await self._claim_around(worker_id, model, wanted, sweep, claimed)
+                await self._claim_around(claim, wanted, claimed)
             else:
                 # Two rounds: nobody's bulk goes before a person's job that waits in another partition.
                 people = wanted._replace(bulk=0, bulk_inputs=0)
-                left = await self._claim_around(worker_id, model, people, sweep, claimed)
+                left = await self._claim_around(claim, people, claimed)
                 n_interactive = wanted.interactive - left.interactive
                 bulk = Wanted(0, 0, max(0, wanted.bulk - n_interactive), left.suspects, bulk_inputs=wanted.bulk_inputs)
-                await self._claim_around(worker_id, model, bulk, sweep, claimed)
+                await self._claim_around(claim, bulk, claimed)
         except BusUnavailable:
             if not claimed:
                 raise
         return claimed
 
-    async def _claim_around(
-        self, worker_id: str, model: str, wanted: Wanted, sweep: bool, claimed: list[Claimed]
-    ) -> Wanted:
+    async def _claim_around(self, claim: _Claim, wanted: Wanted, claimed: list[Claimed]) -> Wanted:
         """From all partitions into `claimed`, beginning with another one each time; returns what is wanted still."""
         for step in range(self._keys.partitions):
             if wanted.is_nothing:
                 break
             partition = (self._turn + step) % self._keys.partitions
-            found, wanted = await self._claim_from(partition, worker_id, model, wanted, sweep)
+            found, wanted = await self._claim_from(partition, claim, wanted)
             claimed += found
         return wanted
 
-    async def _claim_from(
-        self, partition: int, worker_id: str, model: str, wanted: Wanted, sweep: bool
-    ) -> tuple[list[Claimed], Wanted]:
-        claim = script("claim")
-        call = claim.call(
-            (self._keys.load(partition, model),),
+    async def _claim_from(self, partition: int, claim: _Claim, wanted: Wanted) -> tuple[list[Claimed], Wanted]:
+        call = script("claim").call(
+            (self._keys.load(partition, claim.model),),
             (
                 self._keys.prefix(partition),
-                part(model),
-                part(worker_id),
+                part(claim.model),
+                part(claim.worker_id),
                 secrets.token_hex(8),
                 round(self._settings.lease_s * 1000),
-                "1" if sweep else "0",
+                "1" if claim.is_sweep else "0",
                 *wanted,
                 VERSION,
+                " ".join(("", *self._annex.marks, "")),
             ),
         )
         while True:
-            [reply] = await run(self._link, claim, [call])
+            [reply] = await run(self._link, script("claim"), [call])
             now_ms, is_more, n_waiting, rows, *numbers = reply
             if rows or not is_more:
                 break
         taken = Wanted(*numbers)
         left = Wanted(*(max(0, number - had) for number, had in zip(wanted, taken, strict=True)))
         left = left._replace(bulk=max(0, left.bulk - taken.interactive))
-        return [claimed for row in rows if (claimed := await self._read(row, now_ms, n_waiting))], left
+        read = await asyncio.gather(*(self._read(row, now_ms, n_waiting, claim.on_lease) for row in rows))
+        return [claimed for claimed in read if claimed], left
 
-    async def _read(self, row: list[Reply], now_ms: int, n_waiting: int) -> Claimed | None:
-        """A job as it was handed out; None when it cannot be read, after which it has ended."""
+    async def _read(
+        self, row: list[Reply], now_ms: int, n_waiting: int, on_lease: Callable[[Lease], None] | None
+    ) -> Claimed | None:
+        """A job as it was handed out; None when it cannot be read: then it has ended, or waits again."""
         job_id, request, token, attempt, deaths, n_events, created_ms, deadline_ms, is_own, queue = row
         lease = Lease(job_id.decode(), token.decode())
+        if on_lease and Reference.in_place_of(request or b""):
+            on_lease(lease)
         try:
-            job = Job.model_validate_json(request or b"")
-        except ValidationError as error:
+            job = Job.model_validate_json(await self._annex.fetch(request or b""))
+        except StoreUnavailable as error:
+            # The annex takes the store to be away now: such jobs are not asked for until it is seen again.
+            log.warning("a job cannot be read now", job_id=lease.job_id, reason=error.message)
+            with suppress(BusUnavailable):
+                await self.release(lease)
+            return None
+        except (ValidationError, UnknownFile) as error:
             log.warning("a job cannot be read", job_id=lease.job_id, error=str(error))
             failure = Failure.of(Unreadable("What is stored of the job cannot be read."))
             with suppress(BusUnavailable):  # then its lease runs out, and the next one ends it
@@ -568,11 +649,11 @@ _RECORD_FIELDS = (
     "ended_ms",
     "deadline_ms",
     "ticket",
-    "body",
     "metadata",
     "webhook",
-    "result",
 )
+_TEXTS = ("body", "result")
+"""What may be large."""
 
 
 _GOES_FIRST = {"bulk": "interactive", "bulk_inputs": "inputs"}
@@ -596,11 +677,14 @@ def _record(job_id: str, fields: dict[str, Reply], position: int | None, eta_s: 
         deadline_at=int(fields["deadline_ms"]) / 1000,
         position=position,
         eta_s=eta_s,
-        body=fields["body"].decode() or None,
         metadata=json.loads(fields["metadata"]) if fields["metadata"] else {},
         webhook=Webhook.from_json(fields["webhook"]) if fields["webhook"] else None,
-        finished=Finished.from_json(fields["result"]) if fields["result"] else None,
     )
+
+
+def _with_texts(record: JobRecord, body: bytes, result: bytes) -> JobRecord:
+    texts = {"body": body.decode() or None, "finished": Finished.from_json(result) if result else None}
+    return record.model_copy(update=texts)
 
 
 def _wake(payload: bytes) -> Wake:

@@ -14,13 +14,14 @@ from typing import NamedTuple
 
 import structlog
 
+from shared.bus.annex import Annex
 from shared.bus.connect import Reply, Sender
 from shared.bus.keys import Keys
 from shared.bus.queue import TOKENS
 from shared.bus.script import ask
 from shared.bus.subscriber import Inbox, Listener
-from shared.errors import BusUnavailable, UnknownJob
-from shared.events import Accepted, Event, Finished, Progress, Tokens
+from shared.errors import BusUnavailable, StoreUnavailable, UnknownFile, UnknownJob, Unreadable
+from shared.events import Accepted, Event, Failure, Finished, Progress, Tokens
 from shared.wire import Wire
 
 QUIET_S, LONGEST_QUIET_S = 1.5, 6.0
@@ -60,23 +61,25 @@ class _Message(Wire):
 
 
 class TokenLog:
-    def __init__(self, keys: Keys, link: Sender, subscriber: Listener) -> None:
+    def __init__(self, keys: Keys, link: Sender, subscriber: Listener, annex: Annex) -> None:
         self._keys = keys
         self._link = link
         self._subscriber = subscriber
+        self._annex = annex
 
     @asynccontextmanager
     async def follow(self, job_id: str, *, after: int = 0, expects: bool = False) -> AsyncIterator[Reader]:
         """A reader of everything that the job says after event `after`.
 
-        `expects`: the job is about to be enqueued. Raises UnknownJob (when not expected) and BusUnavailable.
+        `expects`: the job is about to be enqueued. Raises UnknownJob (when not expected), BusUnavailable and
+        StoreUnavailable.
         """
         try:
             channel = self._keys.live(job_id)
         except ValueError:
             raise UnknownJob(f"There is no job {job_id!r}.") from None
         async with self._subscriber.listen([channel], limit=BUFFER) as inbox:
-            reader = Reader(self._keys, self._link, inbox, job_id, after, is_expected=expects)
+            reader = Reader(self._keys, self._link, self._annex, inbox, job_id, after=after, is_expected=expects)
             if not expects:
                 await reader.catch_up()
             yield reader
@@ -93,8 +96,11 @@ class Reader:
     `next` may be cancelled at any time and loses nothing by it.
     """
 
-    def __init__(self, keys: Keys, link: Sender, inbox: Inbox, job_id: str, after: int, *, is_expected: bool) -> None:
+    def __init__(
+        self, keys: Keys, link: Sender, annex: Annex, inbox: Inbox, job_id: str, *, after: int, is_expected: bool
+    ) -> None:
         self._link = link
+        self._annex = annex
         self._inbox = inbox
         self._job_id = job_id
         self._job, self._log = keys.job(job_id), keys.log(job_id)
@@ -124,8 +130,8 @@ class Reader:
     async def next(self, timeout_s: float | None = None) -> LogEvent | None:
         """What comes next, or None when nothing came in time.
 
-        Raises StopAsyncIteration after the ending, UnknownJob when the job has vanished, BusUnavailable when the
-        server has been away for half a minute.
+        Raises StopAsyncIteration after the ending, UnknownJob when the job has vanished, BusUnavailable or
+        StoreUnavailable when the server or the store has been away for half a minute.
         """
         if self._is_over:
             raise StopAsyncIteration
@@ -181,7 +187,7 @@ class Reader:
         loop = asyncio.get_running_loop()
         try:
             await self.catch_up()
-        except BusUnavailable:
+        except (BusUnavailable, StoreUnavailable):
             if loop.time() - self._answered_at > PATIENCE_S:
                 raise
             pause_s = RETRY_S if until is None else min(RETRY_S, max(0.0, until - loop.time()))
@@ -203,7 +209,7 @@ class Reader:
         entries, (status, accepted, result, end_event) = replies[-1]
         is_whole = len(entries) < PAGE
         # Before anything is noted: who is cancelled while it waits has read nothing.
-        finished = await _finished(result) if is_whole and result is not None else None
+        finished = await self._finished(result) if is_whole and result is not None else None
         self._is_stale = not is_whole
         self._answered_at = asyncio.get_running_loop().time()
         if status is None:
@@ -248,14 +254,19 @@ class Reader:
                 self._cursor = number
                 self._ready.append(LogEvent(number, event))
 
+    async def _finished(self, result: bytes) -> Finished:
+        """Taken apart in a thread where that takes more than some milliseconds."""
+        try:
+            text = await self._annex.fetch(result)
+        except UnknownFile as error:
+            log.warning("a result is gone from the store", job_id=self._job_id, reason=error.message)
+            failure = Failure.of(Unreadable("What is stored of the job cannot be read."))
+            return Finished(status="failed", failure=failure)
+        return Finished.from_json(text) if len(text) < LARGE else await asyncio.to_thread(Finished.from_json, text)
+
     def _hear(self) -> None:
         self._news_at = asyncio.get_running_loop().time()
         self._quiet_s = QUIET_S
-
-
-async def _finished(result: bytes) -> Finished:
-    """Taken apart in a thread where that takes more than some milliseconds."""
-    return Finished.from_json(result) if len(result) < LARGE else await asyncio.to_thread(Finished.from_json, result)
 
 
 def _numbered(entry: Reply) -> Iterator[tuple[int, Tokens]]:

@@ -122,6 +122,7 @@ class ScriptedWorker:
             "host": "here",
             "pid": 1,
             "build": "b1",
+            "stores": tuple(self.bus.annex.marks),
             **more,
         }
         await self.bus.presence.announce(WorkerState.model_validate(state), ttl_s=60)

@@ -43,7 +43,7 @@ PAGE = (Path(__file__).parents[2] / "docs/api.md").read_text()
 PRINTED = [each for each in printed(PAGE) if each.status < 300]
 NAMES = {
     **{"id_slot": "0", "model": "tiny", "digest": "sha256:0"},
-    **{"job_id": "job_0_0", "response_id": "resp_0_0", "batch_id": "batch_0_0"},
+    **{"job_id": "job_0_0", "response_id": "resp_0_0", "batch_id": "batch_0_0", "file_id": "file-0_0"},
 }
 """For what stands in paths."""
 PRINTED_FILE = re.search(r"file-0_[0-9a-f]{24}", PAGE)
@@ -102,7 +102,7 @@ WORKED = [each for each in GRANTED if each.operation.description and each.operat
 
 NAMED = [each for each in WORKED if "model" in schema_of(each.operation)["properties"]]
 LANED = [each for each in WORKED if "priority" in schema_of(each.operation)["properties"]]
-OWNED = [each for each in ALL if re.search(r"\{(job|response|batch)_id\}", each.path)]
+OWNED = [each for each in ALL if re.search(r"\{(job|response|batch|file)_id\}", each.path)]
 
 
 def label(value: object) -> str:
@@ -255,7 +255,9 @@ async def made(api: Api) -> dict[str, str]:
     assert PRINTED_FILE
     file = {"input_file_id": PRINTED_FILE[0], "endpoint": "*", "completion_window": "1h"}
     batch = await api.client.post("/v1/batches", json=file)
-    return {"job_id": job.json()["id"], "response_id": response.json()["id"], "batch_id": batch.json()["id"]}
+    sent = await api.client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", b"{}")})
+    answers = {"job_id": job, "response_id": response, "batch_id": batch, "file_id": sent}
+    return {name: answer.json()["id"] for name, answer in answers.items()}
 
 
 @pytest.mark.parametrize("asked", [each for each in WORKED if streams_of(each.operation)], ids=label)

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _CURL = re.compile(
-    r"^curl (?:-N |-X (\w+) )?'?http://127\.0\.0\.1:8080(/[^\s']*)'?(?: -d '([^']*)'| -d @- <<END\n(.*?)\nEND)?$",
+    r"^curl (?:-N |-X (\w+) )?'?http://127\.0\.0\.1:8080(/[^\s']*)'?"
+    r"(?: -d '([^']*)'| -d @- <<END\n(.*?)\nEND|((?: -F \S+)+))?$",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -21,6 +22,8 @@ class Printed(NamedTuple):
     """With its query."""
     body: str
     status: int = 200
+    form: tuple[tuple[str, str], ...] = ()
+    """Fields of a form, with what is behind their `=`."""
     answer: Any = None
     """The JSON that is shown, or None."""
 
@@ -36,11 +39,12 @@ def printed(page: str) -> Iterator[Printed]:
                 status, _, shown = text.partition("\n") if text[:1].isdigit() else ("200", "", text)
                 waiting = waiting._replace(status=int(status), answer=json.loads(shown))
             elif kind == "sh":
-                for method, path, short, long in _CURL.findall(text):
+                for method, path, short, long, fields in _CURL.findall(text):
                     if waiting:
                         yield waiting
                     body = short or long
-                    waiting = Printed(title, method or ("POST" if body else "GET"), path, body)
+                    form = tuple(tuple(field.split("=", 1)) for field in fields.split(" -F ")[1:])
+                    waiting = Printed(title, method or ("POST" if body or form else "GET"), path, body, form=form)
         if waiting:
             yield waiting
 

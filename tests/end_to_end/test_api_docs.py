@@ -11,8 +11,7 @@ from starlette.routing import Route
 
 from api.app import ROUTES
 from api.openapi.description import operations_of
-from shared.bus import Bus, open_bus
-from shared.files import FileRecord, Purpose
+from shared.bus import open_bus
 from shared.store import open_store
 from tests.api.scripted_tasks import ScriptedTasks, record
 from tests.end_to_end.printed import Printed, differences, n_curls, printed
@@ -34,6 +33,14 @@ SPECIALISTS = {"/infill": "tiny", "/rerank": "judge"}
 """By path: the model that can do it, where several are served."""
 IDS = re.compile(r"\b(job_|resp_|batch_|file-)\d\w+")
 """Of what an example makes and the next ones ask for: a run has its own."""
+
+
+LINES = b"".join(
+    b'{"custom_id": "%b", "method": "POST", "url": "/v1/completions", "body": {"prompt": "Once", "max_tokens": 4}}\n'
+    % name
+    for name in (b"a", b"b")
+)
+"""Of any file that an example sends."""
 
 
 def template_of(path: str) -> re.Pattern[str]:
@@ -78,7 +85,7 @@ def test_another_shape_is_noticed(shown: object, said: object) -> None:
 @pytest.mark.asyncio(loop_scope="session")
 async def test_the_requests_of_the_page_are_answered_as_it_shows(served: Stack, specialists: Stack) -> None:
     async with open_bus(served.bus_settings, name="test") as bus, open_store() as store:
-        made = {"file-": await file(bus)}
+        made: dict[str, str] = {}
         try:
             for example in PRINTED:
                 path, body = (IDS.sub(lambda found: made[found[1]], text) for text in (example.path, example.body))
@@ -92,13 +99,6 @@ async def test_the_requests_of_the_page_are_answered_as_it_shows(served: Stack, 
             await served.http.post("/lora-adapters", json=[])
 
 
-async def file(bus: Bus) -> str:
-    made = FileRecord(
-        id=bus.files.new_id(), tenant="default", filename="in.jsonl", purpose=Purpose.BATCH, created_at=0, pieces=()
-    )
-    return (await bus.files.create(made, 600)).id
-
-
 async def run_batch(tasks: ScriptedTasks, batch_id: str) -> None:
     await tasks.begin(batch_id, 2)
     await tasks.write(batch_id, [record("a"), record("b")])
@@ -109,7 +109,14 @@ async def ask(served: Stack, specialists: Stack, example: Printed) -> dict[str, 
     stack, content = served, example.body
     if model := SPECIALISTS.get(next((name for name in SPECIALISTS if name in example.path), "")):
         stack, content = specialists, json.dumps(json.loads(content) | {"model": model})
-    response = await stack.http.request(example.method, example.path, content=content)
+    files = {name: value for name, value in example.form if value.startswith("@")}
+    response = await stack.http.request(
+        example.method,
+        example.path,
+        content=content or None,
+        data={name: value for name, value in example.form if name not in files},
+        files={name: (value.removeprefix("@"), LINES) for name, value in files.items()},
+    )
     assert response.status_code == example.status, (example, response.text)
     if example.answer is None:
         return {}

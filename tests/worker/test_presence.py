@@ -18,7 +18,8 @@ class Wall:
 
     def __init__(self) -> None:
         self.heard: asyncio.Queue[WorkerState] = asyncio.Queue()
-        self.presence = self.tally = self
+        self.presence = self.tally = self.annex = self
+        self.marks = frozenset({"a"})
 
     async def announce(self, state: WorkerState, ttl_s: float) -> None:
         self.heard.put_nowait(WorkerState.from_json(state.to_json()))

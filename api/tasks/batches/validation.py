@@ -29,7 +29,7 @@ from shared.files import Piece
 from shared.settings import TasksSettings
 from shared.store import PIECE, Store
 
-LARGE = 2_000_000
+LARGE = 8_000_000
 """Bytes of a file from which on a process looks through it: below, it takes a thread less time than a process takes to
 start."""
 

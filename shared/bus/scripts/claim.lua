@@ -13,8 +13,15 @@ local suspects = tonumber(ARGV[10]) -- in all lanes together: jobs whose next de
 local own = tonumber(ARGV[11]) -- jobs of its own stream, however many slots they want
 local inputs, bulk_inputs = tonumber(ARGV[12]), tonumber(ARGV[13]) -- beside all slots
 local version = tonumber(ARGV[14]) -- the newest kind of request that the worker can read
+local marks = ARGV[15] -- of the store that it reads, each between spaces
 
 local MOST_DEATHS = 3
+
+-- Whether a request can be read by the worker: it may lie in a store, with a reference in its place.
+local function is_in_reach(request, newness, store)
+  return tonumber(newness or 1) <= version
+    and (string.sub(request or '', 1, 1) ~= '@' or string.find(marks, ' ' .. (store or '') .. ' ', 1, true))
+end
 
 local function is_suspect(deaths)
   return deaths == MOST_DEATHS - 1
@@ -47,9 +54,10 @@ local function hand_out(stream, entry, id, is_lost)
   looks = looks - 1
   local key = prefix .. 'job:' .. id
   local status, known, request, newness, created, deadline, deaths, cancel, queue, tenant, held_by, events, log_keep_ms,
-    epoch, attempts, started, cost, slots = unpack(redis.call(
+    epoch, attempts, started, cost, slots, store = unpack(redis.call(
       'HMGET', key, 'status', 'entry', 'job', 'version', 'created_ms', 'deadline_ms', 'deaths', 'cancel', 'queue',
-      'tenant', 'worker', 'events', 'log_keep_ms', 'epoch', 'attempts', 'started_ms', 'cost', 'slots'))
+      'tenant', 'worker', 'events', 'log_keep_ms', 'epoch', 'attempts', 'started_ms', 'cost', 'slots',
+      'store'))
   if known ~= entry or (status ~= 'queued' and status ~= 'running') then
     discard(stream, entry)
     return 0
@@ -81,7 +89,7 @@ local function hand_out(stream, entry, id, is_lost)
     bury(prefix, id, model, tenant, held_by, why)
     end_without_answer(id, 'failed', 'worker_died', 'The job was given up: ' .. why .. '.')
     return 0
-  elseif tonumber(newness or 1) > version or (is_suspect(deaths) and suspects <= 0) then
+  elseif not is_in_reach(request, newness, store) or (is_suspect(deaths) and suspects <= 0) then
     -- Not for this worker, or not now.
     if is_lapsed then
       put_back(prefix, key, worker)

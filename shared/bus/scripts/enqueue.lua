@@ -16,8 +16,9 @@ local version = ARGV[19]
 local slots = tonumber(ARGV[20]) -- how many of a worker's it takes, or places of inputs
 local home = ARGV[21] -- the queue of what is for one worker alone, should that be gone; empty: it ends with it
 local compat, webhook = ARGV[22], ARGV[23] -- JSON, or empty
-local batch_id, token = ARGV[24], ARGV[25] -- only of a line of a batch: which one, and the token of who holds it
-local from, to = tonumber(ARGV[26]), tonumber(ARGV[27]) -- where in the plan the line is
+local store = ARGV[24] -- mark of the one that its maker reads; or empty
+local batch_id, token = ARGV[25], ARGV[26] -- only of a line of a batch: which one, and the token of who holds it
+local from, to = tonumber(ARGV[27]), tonumber(ARGV[28]) -- where in the plan the line is
 
 local jobs = string.sub(job, 1, -#id - 1)
 local prefix = string.sub(jobs, 1, -#'job:' - 1)
@@ -87,6 +88,9 @@ redis.call('HSET', load, of_queue, (counts[1] or 0) + 1, of_tenant, ahead + 1, t
 local rare = {} -- fields that few jobs have
 if webhook ~= '' then
   rare = {'webhook', webhook}
+end
+if store ~= '' then
+  rare = {'store', store, unpack(rare)}
 end
 if batch then
   rare = {'batch', batch_id, unpack(rare)}

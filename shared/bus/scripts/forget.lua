@@ -1,13 +1,19 @@
 #!lua flags=allow-oom
 -- forget: somebody no longer wants what is kept of a job.
--- Invariant: only of one that has ended; its hash, its log and its place in its tenant's list go together.
+-- Invariant: only of one that has ended; its hash, its log and its place in its tenant's list go together. What of it
+-- lies in a store is named in the reply, for who deletes it there.
+-- uses: references
 local job, log, index = KEYS[1], KEYS[2], KEYS[3]
 local id = ARGV[1]
 
 local status = redis.call('HGET', job, 'status')
 if status == 'queued' or status == 'running' then
-  return 0
+  return {0}
+end
+local reply = {1}
+for _, reference in ipairs(references_of(job)) do
+  reply[#reply + 1] = reference
 end
 redis.call('DEL', job, log)
 redis.call('ZREM', index, id)
-return 1
+return reply

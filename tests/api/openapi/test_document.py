@@ -46,7 +46,8 @@ def test_every_route_says_what_it_is(operation: Operation) -> None:
     assert operation.description is not None, f"{operation.endpoint.__name__} wants @described"
     told = DOCUMENT["paths"][operation.path][operation.method.lower()]
     assert told["summary"] and told["responses"]
-    assert ("requestBody" in told) == (operation.description.reads is not None)
+    description = operation.description
+    assert ("requestBody" in told) == (description.reads is not None or description.form is not None)
 
 
 def test_a_route_that_says_nothing_would_be_noticed() -> None:

@@ -591,6 +591,26 @@ async def test_jobs_are_listed_newest_first_and_whole(api: Api) -> None:
     assert (page["first_id"], page["last_id"], page["has_more"]) == (ids[0], ids[-1], False)
 
 
+async def test_a_list_leaves_out_what_is_large_and_the_job_itself_has_it(api: Api) -> None:
+    large = await make(api, completion("say " + 300_000 * "x"))
+    small = await make(api, completion("say a"))
+    for job in (large, small):
+        await read_events(api, job["id"])
+    one, other = (await listed(api))["data"]
+    whole = (await api.client.get(f"/v1/jobs/{large['id']}")).json()
+    assert one == (await api.client.get(f"/v1/jobs/{small['id']}")).json()
+    assert other == whole | {"result": None, "usage": None, "result_omitted": True}
+    assert len(whole["result"]["content"]) == 300_000
+
+
+async def test_a_list_says_why_a_large_job_failed(api: Api) -> None:
+    job = await make(api, completion("die " + 300_000 * "x"))
+    await read_events(api, job["id"])
+    [listed_one] = (await listed(api))["data"]
+    assert listed_one == (await api.client.get(f"/v1/jobs/{job['id']}")).json()
+    assert listed_one["error"]["message"]
+
+
 @pytest.mark.parametrize("limit", [1, 2, 3, 5, 7])
 async def test_pages_hold_every_job_once(api: Api, limit: int) -> None:
     made = [(await make(api, completion("say a")))["id"] for _ in range(5)]

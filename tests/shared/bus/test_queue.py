@@ -919,6 +919,7 @@ class TestRecord:
             "body": '{"x": 1}',
             "metadata": {"a": "b"},
             "finished": None,
+            "is_brief": False,
         }
         assert record.deadline_at == pytest.approx(record.created_at + 60)
 

@@ -27,10 +27,12 @@ local function end_job(prefix, id, now, status, result, lease)
       'log_keep_ms', 'durable', 'job', 'batch', 'endpoint', 'webhook'))
   local number = events + 1
   local last = epoch .. '-' .. number
+  -- Kept to see what killed it, or what lies elsewhere and has to go when it goes.
+  local is_kept = status == 'failed' or string.sub(request or '', 1, 1) == '@'
 
   redis.call(
     'HSET', key, 'status', status, 'result', result, 'ended_ms', now, 'end_event', number, 'finished_by', lease or '',
-    'lease', '', 'job', status == 'failed' and request or '') -- to see what killed it
+    'lease', '', 'job', is_kept and request or '')
   redis.pcall('XADD', log, last, 'end', status) -- an error: readers end by the record
 
   -- Only what was delivered may be deleted: an undelivered entry stays until a claim or the reaper meets it.

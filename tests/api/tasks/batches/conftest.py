@@ -6,6 +6,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from shared.settings import TasksSettings
 from shared.store import Store, open_store
 from tests.api.conftest import RedisProcess
 from tests.api.scripted_worker import ScriptedWorker
+from tests.api.tasks.batches.mortal import Life, mortal
 
 PATIENCE_S = 20.0
 LEASE_S = 30.0
@@ -47,12 +49,6 @@ async def bus(settings: TasksSettings) -> AsyncIterator[Bus]:
 
 
 @pytest.fixture
-async def store(settings: TasksSettings) -> AsyncIterator[Store]:
-    async with open_store(settings.store_url.get_secret_value()) as opened:
-        yield opened
-
-
-@pytest.fixture
 async def worker(bus: Bus) -> AsyncIterator[ScriptedWorker]:
     async with ScriptedWorker(bus, n_slots=8) as scripted:
         yield scripted
@@ -65,9 +61,10 @@ class Bench:
         self.bus, self.store, self.settings, self.images = bus, store, settings, images
         self.work = self.another(settings)
 
-    def another(self, settings: TasksSettings | None = None) -> Work:
-        """As of another process: it knows nothing of what this one has done."""
-        return Work(self.bus, self.store, self.images, settings or self.settings)
+    def another(self, settings: TasksSettings | None = None, life: Life | None = None) -> Work:
+        """As of another process: it knows nothing of what this one has done. It may have to die."""
+        bus, store = mortal(self.bus, self.store, life) if life else (self.bus, self.store)
+        return Work(bus, store, self.images, settings or self.settings)
 
     async def uploaded(self, content: bytes, tenant: str = "default") -> str:
         file_id = self.bus.files.new_id()
@@ -92,19 +89,19 @@ class Bench:
         await self.bus.batches.create(batch)
         return batch.id
 
-    async def held(self, batch_id: str) -> Hold:
+    async def held(self, batch_id: str, lease_s: float = LEASE_S) -> Hold:
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 for due in await self.bus.batches.due(100):
-                    if due.batch_id == batch_id and (hold := await self.bus.batches.hold(*due, LEASE_S)):
+                    if due.batch_id == batch_id and (hold := await self.bus.batches.hold(*due, lease_s)):
                         return hold
                 await asyncio.sleep(0.01)
 
-    async def step(self, batch_id: str, work: Work | None = None) -> Batch:
-        """One step when it is due; the batch afterwards."""
-        hold = await self.held(batch_id)
-        rest = await (work or self.work).step(hold)
-        await self.bus.batches.rest(hold, rest.after_s, n_ended=rest.n_ended)
+    async def step(self, batch_id: str, work: Work | None = None, lease_s: float = LEASE_S) -> Batch:
+        """One step, and no rest after it; the batch afterwards."""
+        hold = await self.held(batch_id, lease_s)
+        await (work or self.work).step(hold)
+        await self.bus.batches.rest(hold, 0)
         return await self.batch(batch_id)
 
     async def ended(self, batch_id: str, work: Work | None = None) -> Batch:
@@ -133,12 +130,29 @@ class Bench:
         return outputs, errors
 
 
-@pytest.fixture
-async def bench(bus: Bus, store: Store, settings: TasksSettings, worker: ScriptedWorker) -> AsyncIterator[Bench]:
-    async with Outgoing.open(settings.allow_hosts) as outgoing:
+@asynccontextmanager
+async def bench_of(settings: TasksSettings) -> AsyncIterator[Bench]:
+    async with (
+        open_bus(settings, name="test") as bus,
+        open_store(settings.store_url.get_secret_value()) as store,
+        Outgoing.open(settings.allow_hosts) as outgoing,
+    ):
         fleet = Fleet(bus)
         await fleet.look()
         yield Bench(bus, store, settings, Images(fleet, outgoing, settings))
+
+
+@pytest.fixture
+async def bench(settings: TasksSettings, worker: ScriptedWorker) -> AsyncIterator[Bench]:
+    async with bench_of(settings) as made:
+        yield made
+
+
+@pytest.fixture
+async def idle_bench(settings: TasksSettings) -> AsyncIterator[Bench]:
+    """Where no worker has ever been."""
+    async with bench_of(settings) as made:
+        yield made
 
 
 def say(custom_id: str, prompt: str = "say a|b", **body: Any) -> dict[str, Any]:

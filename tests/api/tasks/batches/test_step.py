@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import json
+from dataclasses import replace
+from typing import Any
 
-from shared.batches import BatchStatus, Usage, output_file_id
-from tests.api.tasks.batches.conftest import Bench, line, names, say
+import pytest
+
+from api.schemas.dialect import DIALECTS, TODAY
+from api.tasks.batches import validation
+from api.tasks.batches.making import LARGE
+from shared.batches import BatchStatus, Usage, line_job_id, output_file_id, plan_object
+from shared.events import ReplyForm
+from shared.files import object_of
+from shared.jobs import Compat
+from tests.api.scripted_worker import ScriptedWorker
+from tests.api.tasks.batches.conftest import Bench, bench_of, jsonl, line, names, say
 
 
 async def test_each_line_is_answered_as_its_path_would_have_answered_it(bench: Bench) -> None:
@@ -51,3 +64,346 @@ async def test_a_batch_that_is_over_has_its_file_and_its_times_in_order(bench: B
     times = [batch.created_at, batch.in_progress_at, batch.finalizing_at, batch.completed_at]
     assert times == sorted(time for time in times if time is not None)
     assert [row.id for row in await bench.bus.outbox.read()] == [batch_id]
+
+
+# What fails
+
+
+async def test_lines_that_fail_do_so_as_over_http_and_the_others_succeed(bench: Bench) -> None:
+    async with ScriptedWorker(bench.bus, model="other", worker_id="w2"):
+        await bench.images.fleet.look()
+        lines = [
+            *(say(name, "say x", model="tiny") for name in ("good 1", "good 2", "good 3")),
+            say("bad type", model="tiny", n_predict="many"),
+            say("too long", "long", model="tiny"),
+            say("unknown model", model="nobody"),
+        ]
+        batch = await bench.ended(batch_id := await bench.made(lines))
+    assert (batch.status, batch.n_total, batch.n_completed, batch.n_failed) == (BatchStatus.COMPLETED, 6, 3, 3)
+    outputs, errors = await bench.records(batch_id)
+    assert names(outputs) == ["good 1", "good 2", "good 3"]
+    told = {record["custom_id"]: record for record in errors}
+    bodies = {name: record["response"]["body"]["error"] for name, record in told.items()}
+    assert {name: record["response"]["status_code"] for name, record in told.items()} == {
+        "bad type": 400,
+        "too long": 400,
+        "unknown model": 404,
+    }
+    assert bodies["bad type"]["message"].startswith("Field 'n_predict'")
+    assert (bodies["too long"]["type"], bodies["too long"]["n_ctx"]) == ("exceed_context_size_error", 64)
+    assert bodies["unknown model"]["type"] == "model_not_found"
+    assert all(record["error"] is None for record in errors)
+    assert [told[name]["line"] for name in ("bad type", "too long", "unknown model")] == [4, 5, 6]
+    assert told["too long"]["response"]["request_id"] == line_job_id(batch_id, 5)
+
+
+async def test_an_error_looks_as_the_clients_of_its_path_expect_it(bench: Bench) -> None:
+    lines = [
+        line("openai", "/v1/completions", prompt=7),
+        line("ollama", "/api/generate", model="tiny", prompt="long"),
+        line("native", "/completion", prompt="die x"),
+    ]
+    await bench.ended(batch_id := await bench.made(lines))
+    _, errors = await bench.records(batch_id)
+    told = {record["custom_id"]: record["response"] for record in errors}
+    assert told["openai"]["body"]["error"]["param"] == "prompt"
+    assert told["ollama"]["body"] == {"error": "the input length exceeds the context length"}
+    assert (told["native"]["status_code"], told["native"]["body"]["error"]["type"]) == (500, "server_error")
+
+
+async def test_bad_lines_have_their_records_at_once_and_are_listed(bench: Bench) -> None:
+    content = b"\n".join([b"x", jsonl([say("a")]), jsonl([say("a", "say dup")]), jsonl([say("b", "hold a")])])
+    batch = await bench.step(batch_id := await bench.made(content))
+    assert (batch.status, batch.n_total, batch.n_planned, batch.n_failed) == (BatchStatus.IN_PROGRESS, 4, 2, 2)
+    assert [(fault.code, fault.line, fault.param) for fault in batch.faults] == [
+        ("invalid_json", 1, None),
+        ("duplicate_custom_id", 4, "custom_id"),
+    ]
+    _, errors = await bench.records(batch_id)
+    assert [record["error"]["code"] for record in errors] == ["invalid_json", "duplicate_custom_id"]
+    assert (await bench.ended(batch_id)).n_completed == 2
+
+
+async def test_a_fault_of_ours_fails_one_line_and_stays_in_the_log(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(fields: dict[str, Any]) -> Any:
+        raise ZeroDivisionError("ours")
+
+    readers = {**TODAY.readers, "/infill": broken}
+    monkeypatch.setitem(DIALECTS, Compat.TODAY, replace(TODAY, readers=readers))
+    lines = [line("broken", "/infill", input_prefix="say a", input_suffix=""), say("good")]
+    batch = await bench.ended(batch_id := await bench.made(lines))
+    assert (batch.n_completed, batch.n_failed) == (1, 1)
+    _, [record] = await bench.records(batch_id)
+    assert (record["response"]["status_code"], "ours" in json.dumps(record)) == (500, False)
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [(b"", "empty_file"), (b"\0\1", "not_text"), (b"x\ny", "no_valid_lines"), (b"x" * 2_000_001, "file_too_large")],
+)
+async def test_a_file_that_cannot_be_run_fails_the_batch(bench: Bench, content: bytes, code: str) -> None:
+    settings = bench.settings.model_copy(update={"max_batch_mb": 2.0})
+    batch = await bench.ended(await bench.made(content), bench.another(settings))
+    assert (batch.status, batch.n_total, batch.faults[0].code) == (BatchStatus.FAILED, 0, code)
+    assert (batch.output_file_id, batch.error_file_id) == (None, None)
+
+
+@pytest.mark.parametrize("how", ["record", "bytes", "other tenant's"])
+async def test_a_file_that_is_not_there_any_more_fails_the_batch_and_it_says_so(bench: Bench, how: str) -> None:
+    batch_id = await bench.made([say("a")], tenant="me" if how == "other tenant's" else "default")
+    file_id = (await bench.batch(batch_id)).input_file_id
+    if how == "record":
+        await bench.bus.files.delete(file_id, "default")
+    elif how == "bytes":
+        await bench.store.delete([object_of(file_id)])
+    batch = await bench.ended(batch_id)
+    assert (batch.status, [fault.code for fault in batch.faults]) == (BatchStatus.FAILED, ["file_not_found"])
+
+
+async def test_a_batch_goes_on_when_its_file_is_deleted_after_validation(bench: Bench) -> None:
+    settings = bench.settings.model_copy(update={"batch_in_flight": 1})
+    batch_id = await bench.made([say("a"), say("b")])
+    await bench.step(batch_id, work := bench.another(settings))
+    file_id = (await bench.batch(batch_id)).input_file_id
+    await bench.bus.files.delete(file_id, "default")
+    await bench.store.delete([object_of(file_id)])
+    assert (await bench.ended(batch_id, work)).n_completed == 2
+
+
+async def test_large_files_wait_for_each_other_and_small_ones_do_not(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(validation, "LARGE", 1000)
+    monkeypatch.setattr(validation, "PROCESSES", 1)
+    large = [await bench.made([say(str(n), "say " + "x" * 1000)]) for n in range(2)]
+    holds = [await bench.held(batch_id) for batch_id in large]
+    rests = await asyncio.gather(*map(bench.work.step, holds))
+    statuses = [(await bench.batch(batch_id)).status for batch_id in large]
+    assert sorted(statuses) == [BatchStatus.IN_PROGRESS, BatchStatus.VALIDATING]
+    assert 0 < rests[statuses.index(BatchStatus.VALIDATING)].after_s < 5
+    for batch_id, hold in zip(large, holds, strict=True):
+        await bench.bus.batches.rest(hold, 0)
+        assert (await bench.ended(batch_id)).n_completed == 1
+
+
+# What waits
+
+
+async def test_lines_wait_for_a_worker_when_there_has_never_been_one(idle_bench: Bench) -> None:
+    batch = await idle_bench.step(batch_id := await idle_bench.made([say("a")]))
+    assert (batch.status, batch.n_fed) == (BatchStatus.IN_PROGRESS, 0)
+    async with ScriptedWorker(idle_bench.bus):
+        assert (await idle_bench.ended(batch_id)).n_completed == 1
+
+
+async def test_lines_wait_for_a_full_queue_and_none_is_lost(bench: Bench, worker: ScriptedWorker) -> None:
+    batch_id = await bench.made([say(str(n), "shut x") for n in range(30)])
+    async with bench_of(bench.settings.model_copy(update={"max_queued": 4})) as crowded:
+        batch = await crowded.step(batch_id)
+        assert 4 <= batch.n_fed <= 4 + worker.n_slots
+        worker.go.set()
+        assert (await crowded.ended(batch_id)).n_completed == 30
+    assert names((await bench.records(batch_id))[0]) == sorted(str(n) for n in range(30))
+
+
+async def test_no_more_lines_are_on_their_way_than_are_allowed(bench: Bench, worker: ScriptedWorker) -> None:
+    work = bench.another(bench.settings.model_copy(update={"batch_in_flight": 3}))
+    batch_id = await bench.made([say(str(n), "hold a|b") for n in range(10)])
+    for _ in range(3):
+        batch = await bench.step(batch_id, work)
+        assert (batch.n_fed, batch.n_in_flight) == (3, 3)
+    worker.go.set()
+    assert (await bench.ended(batch_id, work)).n_completed == 10
+
+
+async def test_nor_do_they_weigh_more_and_a_heavy_one_goes_alone(
+    bench: Bench, worker: ScriptedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.tasks.batches.feeding.MAX_WEIGHT", 100_000)
+    light, heavy = say("light", "hold a|b", n_predict=4), say("heavy", "hold a|" + "x" * 200_000, n_predict=4)
+    batch_id = await bench.made([light | {"custom_id": str(n)} for n in range(20)] + [heavy])
+    batch = await bench.step(batch_id)
+    assert batch.n_fed == 20
+    another = bench.another()  # it does not know what those on their way weigh, and goes by the plan
+    assert (await bench.step(batch_id, another)).n_fed == 20
+    worker.go.set()
+    assert (await bench.ended(batch_id, another)).n_completed == 21
+
+
+# What is stopped
+
+
+async def test_a_cancelled_batch_keeps_what_is_done_and_accounts_for_the_rest(
+    bench: Bench, worker: ScriptedWorker
+) -> None:
+    work = bench.another(bench.settings.model_copy(update={"batch_in_flight": 20}))
+    lines = [say(f"{n:02}", "say x" if n < 10 else "hold a|b") for n in range(40)]
+    batch_id = await bench.made(lines)
+    await bench.step(batch_id, work)
+    await worker.has_taken(10 + worker.n_slots)
+    assert (await bench.step(batch_id, work)).n_completed == 10
+    assert (await bench.bus.batches.cancel(batch_id)).status is BatchStatus.CANCELLING
+    batch = await bench.ended(batch_id, work)
+    assert (batch.status, batch.n_total, batch.n_completed, batch.n_failed) == (BatchStatus.CANCELLED, 40, 10, 30)
+    await worker.is_idle()
+    outputs, errors = await bench.records(batch_id)
+    assert names(outputs) == [f"{n:02}" for n in range(10)]
+    assert names(errors) == [f"{n:02}" for n in range(10, 40)]
+    assert {(record["error"]["code"], record["response"]) for record in errors} == {("batch_cancelled", None)}
+
+
+async def test_a_batch_that_is_cancelled_before_it_was_read_has_no_lines(bench: Bench) -> None:
+    batch_id = await bench.made([say("a")])
+    await bench.bus.batches.cancel(batch_id)
+    batch = await bench.ended(batch_id)
+    assert (batch.status, batch.n_total) == (BatchStatus.CANCELLED, 0)
+
+
+async def test_a_cancel_that_comes_while_a_file_is_read_is_not_lost(bench: Bench) -> None:
+    batch_id = await bench.made([say("a")])
+    hold = await bench.held(batch_id)
+    await bench.bus.batches.cancel(batch_id)
+    await bench.work.step(hold)
+    assert (await bench.batch(batch_id)).status is BatchStatus.CANCELLED
+
+
+async def test_when_its_time_is_over_finished_lines_are_kept_and_the_others_have_expired(
+    bench: Bench, worker: ScriptedWorker
+) -> None:
+    work = bench.another(bench.settings.model_copy(update={"batch_in_flight": 20}))
+    lines = [say(f"{n:02}", "say x" if n < 10 else "hold a|b") for n in range(40)]
+    batch_id = await bench.made(lines, window_s=2)
+    batch = await bench.ended(batch_id, work)
+    assert (batch.status, batch.n_total, batch.n_completed, batch.n_failed) == (BatchStatus.EXPIRED, 40, 10, 30)
+    await worker.is_idle()
+    outputs, errors = await bench.records(batch_id)
+    assert names(outputs) + names(errors) == [f"{n:02}" for n in range(40)]
+    assert {(record["error"]["code"], record["response"]) for record in errors} == {("batch_expired", None)}
+
+
+async def test_what_has_ended_in_time_counts_when_nobody_looked_until_it_was_over(bench: Bench) -> None:
+    """The tasks process was away from just after the lines were fed until long after the window."""
+    batch_id = await bench.made([say("a"), say("b")], window_s=0.5)
+    await bench.step(batch_id)
+    await asyncio.sleep(0.6)
+    batch = await bench.ended(batch_id, bench.another())
+    assert (batch.status, batch.n_completed) == (BatchStatus.COMPLETED, 2)
+
+
+async def test_a_batch_whose_time_is_over_before_anybody_looked_has_its_lines_accounted_for(bench: Bench) -> None:
+    batch_id = await bench.made(b"x\n" + jsonl([say("a"), say("b")]), window_s=0.01)
+    await asyncio.sleep(0.02)
+    batch = await bench.ended(batch_id)
+    assert (batch.status, batch.n_total, batch.n_failed) == (BatchStatus.EXPIRED, 3, 3)
+
+
+async def test_a_line_that_is_cancelled_alone_fails_alone(bench: Bench, worker: ScriptedWorker) -> None:
+    batch_id = await bench.made([say("a", "hold a|b"), say("b")])
+    await bench.step(batch_id)
+    await worker.has_taken(2)
+    await bench.bus.queue.cancel(line_job_id(batch_id, 1))
+    batch = await bench.ended(batch_id)
+    assert (batch.status, batch.n_completed, batch.n_failed) == (BatchStatus.COMPLETED, 1, 1)
+
+
+# What is lost
+
+
+async def test_a_line_whose_job_has_vanished_says_so(
+    bench: Bench, worker: ScriptedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.tasks.batches.pace.LOST_EVERY_S", 0.0)
+    batch_id = await bench.made([say("a", "hold a|b"), say("b")])
+    await bench.step(batch_id)
+    await worker.has_taken(2)
+    await bench.bus._link.send([("DEL", bench.bus._keys.job(line_job_id(batch_id, 1)))])
+    batch = await bench.ended(batch_id)
+    assert (batch.status, batch.n_completed, batch.n_failed) == (BatchStatus.COMPLETED, 1, 1)
+    _, [record] = await bench.records(batch_id)
+    assert (record["custom_id"], record["error"]["code"]) == ("a", "job_lost")
+
+
+# What is done again
+
+
+async def test_a_retry_runs_those_lines_again_that_failed_and_could_be_run(bench: Bench) -> None:
+    lines = [say("a"), say("b", "long"), {"custom_id": "c"}, say("d", n_predict="x"), say("e", model="tiny")]
+    first = await bench.made(lines)
+    await bench.ended(first)
+    batch_id = await bench.made(lines, retry_of=first)
+    batch = await bench.ended(batch_id)
+    assert (batch.status, batch.n_total, batch.n_completed, batch.n_failed) == (BatchStatus.COMPLETED, 2, 0, 2)
+    _, errors = await bench.records(batch_id)
+    assert {(record["custom_id"], record["line"]) for record in errors} == {("b", 2), ("d", 4)}
+    assert await bench.ended(await bench.made(lines, retry_of=batch_id)) is not None
+
+
+@pytest.mark.parametrize("what", ["plan", "batch", "failures"])
+async def test_a_retry_of_what_is_not_there_fails_and_says_so(bench: Bench, what: str) -> None:
+    first = await bench.made([say("a", "long" if what == "plan" else "say x")])
+    await bench.ended(first)
+    if what == "plan":
+        await bench.store.delete([plan_object(first)])
+    batch_id = await bench.made(b"", retry_of=first if what != "batch" else "batch_0_" + "0" * 24)
+    batch = await bench.ended(batch_id)
+    code = {"plan": "plan_not_found", "batch": "batch_not_found", "failures": "nothing_to_retry"}[what]
+    assert (batch.status, [fault.code for fault in batch.faults]) == (BatchStatus.FAILED, [code])
+
+
+# What is large, or seldom
+
+
+async def test_images_of_lines_are_looked_at_and_shown(bench: Bench) -> None:
+    dot = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+    async with ScriptedWorker(bench.bus, model="seeing", worker_id="w2", has_vision=True):
+        await bench.images.fleet.look()
+        lines = [
+            say("seen", "see [img-1]", image_data=[{"data": dot, "id": 1}], model="seeing"),
+            say("none", "see [img-1]", image_data=[{"data": base64.b64encode(b"x").decode(), "id": 1}], model="seeing"),
+            say("blind", "see [img-1]", image_data=[{"data": dot, "id": 1}], model="tiny"),
+        ]
+        batch = await bench.ended(batch_id := await bench.made(lines))
+    outputs, errors = await bench.records(batch_id)
+    assert (names(outputs), names(errors), batch.n_failed) == (["seen"], ["blind", "none"], 2)
+    assert dot in outputs[0]["response"]["body"]["content"]
+    assert {record["custom_id"]: record["response"]["status_code"] for record in errors} == {"none": 400, "blind": 501}
+
+
+async def test_large_lines_and_large_answers_come_through(bench: Bench) -> None:
+    lines = [
+        say("long prompt", "say " + "x" * (2 * LARGE), n_predict=1),
+        line("vectors", "/v1/embeddings", input=[str(n) for n in range(2000)], encoding_format="float"),
+        say("after"),
+    ]
+    batch = await bench.ended(batch_id := await bench.made(lines))
+    assert batch.n_completed == 3
+    outputs, _ = await bench.records(batch_id)
+    told = {record["custom_id"]: record["response"]["body"] for record in outputs}
+    assert len(told["vectors"]["data"]) == 2000
+    assert told["long prompt"]["content"] == "x" * (2 * LARGE)
+
+
+async def test_many_records_are_several_segments(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("api.tasks.batches.segments.FULL_BYTES", 3000)
+    batch_id = await bench.made([say(f"{n:02}", "say " + "x" * 100) for n in range(20)])
+    batch = await bench.ended(batch_id)
+    segments = await bench.bus.batches.segments(batch_id)
+    assert len(segments) == batch.n_segments > 3
+    assert all(segment.output_bytes < 6000 for segment in segments)
+    assert names((await bench.records(batch_id))[0]) == [f"{n:02}" for n in range(20)]
+
+
+async def test_reasoning_is_counted_where_an_answer_tells_of_it(bench: Bench, worker: ScriptedWorker) -> None:
+    worker.reply = ReplyForm(reasoning=("<t>", "</t>"))
+    lines = [line("a", "/v1/responses", input="say <t>|hm|</t>|yes")]
+    batch = await bench.ended(await bench.made(lines))
+    assert (batch.usage.output_tokens, batch.usage.reasoning_tokens > 0) == (4, True)
+
+
+async def test_clients_of_2024_have_their_answers(bench: Bench) -> None:
+    lines = [line("a", "/v1/completions", prompt=["say x"])]
+    await bench.ended(batch_id := await bench.made(lines, compat=Compat.OF_2024))
+    [record], _ = await bench.records(batch_id)
+    assert record["response"]["body"].keys() >= {"content", "stopped_eos"}
