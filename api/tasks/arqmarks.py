@@ -17,9 +17,9 @@ import structlog
 from arq.connections import ArqRedis
 from arq.constants import in_progress_key_prefix
 
-MARK_S = 5
+MARK_S = 3
 """For `Trade.mark_s` of a worker whose functions are all marked."""
-RENEW_EVERY_S = 1.5
+RENEW_EVERY_S = 0.8
 
 log = structlog.get_logger(__name__)
 

@@ -49,6 +49,11 @@ def printed(page: str) -> Iterator[Printed]:
             yield waiting
 
 
+def template_of(path: str) -> re.Pattern[str]:
+    """What a route's path means."""
+    return re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(path)))
+
+
 def n_curls(page: str) -> int:
     """How many requests a page prints, found more simply."""
     return len(re.findall(r"^curl ", page, re.MULTILINE))

@@ -8,13 +8,14 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 
 import pytest
 from pydantic import SecretStr
 
 from api.outgoing import Outgoing
-from api.tasks import arqworker, outbox
+from api.tasks import arqmarks, arqworker, outbox
 from api.tasks.app import stand_up_again
 from api.tasks.arqmarks import MARK_S
 from api.tasks.webhooks.courier import TRADE, open_courier
@@ -50,11 +51,11 @@ async def post(bus: Bus) -> AsyncIterator[Post]:
 
 
 @asynccontextmanager
-async def tasks(settings: TasksSettings) -> AsyncIterator[None]:
+async def tasks(settings: TasksSettings, trade: arqworker.Trade = TRADE) -> AsyncIterator[None]:
     """What the tasks role does for webhooks, in this process."""
     async with open_bus(settings, name="tasks") as bus, open_courier(settings, bus) as courier:
         parts: list[Callable[[], Awaitable[None]]] = [
-            partial(arqworker.work, settings, TRADE, {"courier": courier}),
+            partial(arqworker.work, settings, trade, {"courier": courier}),
             partial(courier.sweep, settings),
             partial(outbox.bridge, bus),
         ]
@@ -124,6 +125,22 @@ async def test_two_of_them_send_each_delivery_once(
         for endpoint in endpoints:
             await until_delivered(bus, endpoint, 100)
     assert Counter(call.id for call in receiver.calls) == {each.id: 1 for lot in sent for each in lot}
+
+
+async def test_a_turn_that_takes_longer_than_its_mark_stays_the_only_one(
+    settings: TasksSettings, post: Post, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arqmarks, "MARK_S", 1)
+    monkeypatch.setattr(arqmarks, "RENEW_EVERY_S", 0.3)
+    trade = replace(TRADE, mark_s=1)
+    receiver.answer = hang
+    [delivery] = await post.send(await post.endpoint(receiver.url()))
+    async with tasks(settings, trade), tasks(settings, trade):
+        await receiver.until_called(1)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(2.5):
+                await receiver.until_called(2)
+    assert [call.id for call in receiver.calls] == [delivery.id]
 
 
 async def test_a_restart_of_the_server_costs_no_delivery(
