@@ -16,21 +16,21 @@ from tests.api.sse_lines import events
 from tests.end_to_end.printed import Printed, differences, printed
 from tests.stack import PATIENCE_S, Role, Stack
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
-
 TEXT = (Path(__file__).parents[2] / "docs/batches.md").read_text()
 BLOCKS: list[tuple[str, str]] = re.findall(r"^```(\w*)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 [PROGRAM] = [text for kind, text in BLOCKS if kind == "python"]
 [FILE] = [text for kind, text in BLOCKS if kind == "json" and text.startswith('{"custom_id"')]
 [EVENTS] = [text for kind, text in BLOCKS if text.startswith("event: ")]
 [RECORDS] = [text for kind, text in BLOCKS if text.startswith('{"id": "batch_req_')]
-MAKE, SHOW, LISTEN, CANCEL, RETRY, LIST = printed(TEXT)
+UPLOAD, MAKE, SHOW, LISTEN, CANCEL, RETRY, LIST = printed(TEXT)
 FAILING = '{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": []}}\n{bad'
 
 
 async def make(stack: Stack, file: str) -> str:
     """A batch of a file, as the page makes one."""
-    upload = await stack.http.post("/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", file)})
+    fields = dict(UPLOAD.form)
+    files = {"file": (fields.pop("file").removeprefix("@"), file)}
+    upload = await stack.http.post(UPLOAD.path, data=fields, files=files)
     assert upload.status_code == 200, upload.text
     body = re.sub(r"file-\w+", upload.json()["id"], MAKE.body)
     return str((await ask(stack, MAKE._replace(body=body)))["id"])
@@ -47,6 +47,7 @@ async def ask(stack: Stack, example: Printed, batch_id: str = "") -> Any:
     return response.json()
 
 
+@pytest.mark.asyncio(loop_scope="session")
 async def test_the_page_is_right(served: Stack, shared_tasks: Role) -> None:
     batch_id = await make(served, FILE)
     assert (await ask(served, SHOW, batch_id)).keys() == MAKE.answer.keys()
@@ -69,6 +70,7 @@ async def test_the_page_is_right(served: Stack, shared_tasks: Role) -> None:
     assert (await ask(served, RETRY, failed_id))["retry_of"] == failed_id
 
 
+@pytest.mark.asyncio(loop_scope="session")
 async def test_the_program_runs(served: Stack, shared_tasks: Role, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text(FILE)
     program = PROGRAM.replace("http://127.0.0.1:8080", str(served.http.base_url).rstrip("/")).replace("(5)", "(0.1)")
