@@ -43,7 +43,7 @@ async def _renew(ctx: dict[str, Any]) -> None:
     redis: ArqRedis = ctx["redis"]
     while True:
         try:
-            await redis.pexpire(in_progress_key_prefix + ctx["job_id"], MARK_S * 1000)
+            await redis.psetex(in_progress_key_prefix + ctx["job_id"], MARK_S * 1000, b"1")
             await _move(ctx, MARK_S)
         except Exception as error:  # whatever it was, the next one may succeed
             log.info("mark not renewed", job=ctx["job_id"], reason=str(error) or type(error).__name__)
