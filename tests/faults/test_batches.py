@@ -35,8 +35,10 @@ class Place:
         self.stack, self.server = stack, server
         self.http = stack.http
 
-    def start_tasks(self, **settings: Any) -> Role:
-        return self.stack.start("api.tasks", **settings)
+    async def start_tasks(self, **settings: Any) -> Role:
+        role = self.stack.start("api.tasks", **settings)
+        await self.until(lambda: '"jobs are taken"' in role.log)
+        return role
 
     async def start_worker(self) -> Role:
         return await self.stack.start_worker(tiny_model(), **WIDE)
@@ -58,7 +60,8 @@ class Place:
     def seen(self, batch_id: str, name: str) -> str:
         """A field of its hash."""
         key = f"{self.stack.bus_settings.namespace}:{{p0}}:batch:{batch_id}"
-        return (self.server.client.hget(key, name) or b"").decode()
+        value = self.server.client.hget(key, name)
+        return value.decode() if isinstance(value, bytes) else ""
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Looks often: what it waits for may last for a moment only."""
@@ -71,11 +74,18 @@ class Place:
         role.signal(signal.SIGKILL)
         await role.wait()
 
+    async def until_answers(self) -> None:
+        async def is_ready() -> bool:
+            return (await self.http.get("/ready")).status_code == 200
+
+        await self.stack.until(is_ready)
+
     async def ended(self, batch_id: str) -> dict[str, Any]:
         async with asyncio.timeout(PATIENCE_S):
             while True:
-                batch: dict[str, Any] = (await self.http.get(f"/v1/batches/{batch_id}")).json()
-                if batch["status"] in ("completed", "failed", "expired", "cancelled"):
+                answer = await self.http.get(f"/v1/batches/{batch_id}")  # 503 while the server is away
+                batch: dict[str, Any] = answer.json()
+                if batch.get("status") in ("completed", "failed", "expired", "cancelled"):
                     return batch
                 await asyncio.sleep(0.05)
 
@@ -115,8 +125,8 @@ async def one_place() -> AsyncIterator[Place]:
 @pytest_asyncio.fixture(loop_scope="session")
 async def place(one_place: Place) -> AsyncIterator[Place]:
     """No worker and no tasks, before and after."""
-    api = one_place.stack.roles[0]
     yield one_place
+    api = one_place.stack.roles[0]
     for role in one_place.stack.roles:
         if role is not api:
             role.end()
@@ -126,10 +136,10 @@ async def place(one_place: Place) -> AsyncIterator[Place]:
 
 async def test_tasks_are_killed_while_lines_are_at_work(place: Place) -> None:
     await place.start_worker()
-    tasks = place.start_tasks()
+    tasks = await place.start_tasks()
     batch_id = await place.made([ask(n_predict=100, seed=n) for n in range(12)])
     await place.kill_when(tasks, lambda: place.seen(batch_id, "n_in_flight") == "12")
-    place.start_tasks()
+    await place.start_tasks()
     batch = await place.ended(batch_id)
     assert batch["status"] == "completed"
     await place.check_whole(batch, 12)
@@ -139,21 +149,21 @@ async def test_tasks_are_killed_while_lines_are_at_work(place: Place) -> None:
 async def test_tasks_are_killed_at_validation(place: Place) -> None:
     """Of a file so large that a process of its own looks through it: it is there, and ends by itself."""
     await place.start_worker()
-    tasks = place.start_tasks()
+    tasks = await place.start_tasks()
     batch_id = await place.made([ask(n_predict=1, padding="x" * 50_000) for _ in range(200)])
     await place.kill_when(tasks, lambda: bool(place.seen(batch_id, "hold")))
     assert place.seen(batch_id, "status") == "validating"
-    place.start_tasks()
+    await place.start_tasks()
     await place.check_whole(await place.ended(batch_id), 200)
 
 
 async def test_tasks_are_killed_while_they_feed_lines(place: Place) -> None:
     await place.start_worker()
-    tasks = place.start_tasks(batch_in_flight=5000)
+    tasks = await place.start_tasks(batch_in_flight=5000)
     batch_id = await place.made([ask(n_predict=1) for _ in range(1500)])
     await place.kill_when(tasks, lambda: int(place.seen(batch_id, "n_fed") or 0) > 0)
     assert 0 < int(place.seen(batch_id, "n_fed")) < 1500
-    place.start_tasks(batch_in_flight=5000)
+    await place.start_tasks(batch_in_flight=5000)
     batch = await place.ended(batch_id)
     await place.check_whole(batch, 1500)
     assert batch["usage"]["output_tokens"] == 1500
@@ -162,15 +172,15 @@ async def test_tasks_are_killed_while_they_feed_lines(place: Place) -> None:
 async def test_tasks_are_killed_while_a_batch_is_being_finalized(place: Place) -> None:
     """Its time is over, and a worker that does not answer holds its lines."""
     worker = await place.start_worker()
-    tasks = place.start_tasks()
-    batch_id = await place.made([ask(n_predict=LONG) for _ in range(12)], window="6s")
+    tasks = await place.start_tasks()
+    batch_id = await place.made([ask(n_predict=LONG) for _ in range(12)], window="10s")
     await place.until(lambda: place.seen(batch_id, "n_in_flight") == "12")
     await place.stack.until(lambda: generating(place.stack))
     worker.signal(signal.SIGSTOP)
     await place.kill_when(tasks, lambda: place.seen(batch_id, "status") == "finalizing")
     assert int(place.seen(batch_id, "n_in_flight")) > 0
     worker.signal(signal.SIGCONT)
-    place.start_tasks()
+    await place.start_tasks()
     batch = await place.ended(batch_id)
     assert batch["status"] == "expired"
     n_failed = batch["request_counts"]["failed"]
@@ -180,7 +190,7 @@ async def test_tasks_are_killed_while_a_batch_is_being_finalized(place: Place) -
 
 async def test_a_worker_an_api_and_the_server_fall_one_after_the_other(place: Place) -> None:
     worker = await place.start_worker()
-    place.start_tasks()
+    await place.start_tasks()
     batch_id = await place.made([ask(n_predict=150, seed=n) for n in range(60)])
     await place.until(lambda: int(place.seen(batch_id, "n_completed") or 0) > 0)
     worker.signal(signal.SIGKILL)
@@ -192,6 +202,7 @@ async def test_a_worker_an_api_and_the_server_fall_one_after_the_other(place: Pl
     place.stack.roles[0] = await place.stack.start_api(port=port)
     place.server.stop()
     place.server.start()
+    await place.until_answers()
     batch = await place.ended(batch_id)
     assert batch["status"] == "completed"
     await place.check_whole(batch, 60)
@@ -202,7 +213,7 @@ async def test_c24_a_line_that_kills_its_workers_fails_alone(place: Place) -> No
     for _ in range(4):
         role = place.stack.start("worker", program=MORTAL, model=tiny_model(), alias="tiny", threads=1, **WIDE)
     await place.stack.until(_are_there(place.stack, 4), role)
-    place.start_tasks()
+    await place.start_tasks()
     poison = ask() | {"prompt": [1, POISON]}
     batch_id = await place.made([*(ask(n_predict=50) for _ in range(10)), poison])
     batch = await place.ended(batch_id)
