@@ -31,6 +31,10 @@ OPEN = frozenset({"/health", "/v1/health", "/ready", "/live"})
 
 MAX_IDEMPOTENCY_KEY = 255
 
+REPEATS = "X-Stainless-Retry-Count"
+"""A header: how often it was sent before."""
+
+_SENT_BEFORE = re.compile(r"0*[1-9][0-9]*", re.ASCII)
 _REQUEST_ID = re.compile(r"[!-~]{1,128}", re.ASCII)
 
 
@@ -127,3 +131,9 @@ def idempotency_key_of(request: Request) -> str | None:
     if not (0 < len(key) <= MAX_IDEMPOTENCY_KEY and key.isascii() and key.isprintable()):
         raise bad_field("Idempotency-Key", f"must be 1 to {MAX_IDEMPOTENCY_KEY} printable ASCII characters")
     return key
+
+
+def is_sent_again(request: Request) -> bool:
+    """Whether the client says, as OpenAI's does, that it has sent this before, after no answer or a bad one. Raises
+    InvalidRequest."""
+    return bool(_SENT_BEFORE.fullmatch(header_of(request, REPEATS) or ""))

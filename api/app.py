@@ -46,6 +46,7 @@ from api.routes import (
     responses,
     slots,
     status,
+    webhooks,
 )
 from shared import telemetry
 from shared.bus import ADVICE, open_bus
@@ -60,6 +61,8 @@ PROBE = ["GET", "HEAD"]
 
 BATCHES = ByMethod(GET=batches.index, POST=batches.create).answer
 RESPONSE = ByMethod(GET=responses.show, DELETE=responses.delete).answer
+WEBHOOKS = ByMethod(GET=webhooks.index, POST=webhooks.create).answer
+WEBHOOK = ByMethod(GET=webhooks.show, POST=webhooks.update, DELETE=webhooks.delete).answer
 
 ROUTES: list[BaseRoute] = [
     Route("/v1/chat/completions", openai.chat_completions, methods=["POST"]),
@@ -87,6 +90,17 @@ ROUTES: list[BaseRoute] = [
     Route("/v1/jobs/{job_id}", jobs.show, methods=["GET"]),
     Route("/v1/jobs/{job_id}/cancel", jobs.cancel, methods=["POST"]),
     Route("/v1/jobs/{job_id}/events", jobs.events, methods=["GET"]),
+    Route("/v1/webhook_endpoints", WEBHOOKS, methods=["GET", "POST"]),
+    Route("/v1/webhook_endpoints/{webhook_endpoint_id}", WEBHOOK, methods=["GET", "POST", "DELETE"]),
+    Route("/v1/webhook_endpoints/{webhook_endpoint_id}/rotate_secret", webhooks.rotate_secret, methods=["POST"]),
+    Route("/v1/webhook_endpoints/{webhook_endpoint_id}/test", webhooks.test, methods=["POST"]),
+    Route("/v1/webhook_endpoints/{webhook_endpoint_id}/replay", webhooks.replay_all, methods=["POST"]),
+    Route("/v1/webhook_endpoints/{webhook_endpoint_id}/deliveries", webhooks.deliveries, methods=["GET"]),
+    Route("/v1/webhook_endpoints/{webhook_endpoint_id}/deliveries/{delivery_id}", webhooks.delivery, methods=["GET"]),
+    Route(
+        "/v1/webhook_endpoints/{webhook_endpoint_id}/deliveries/{delivery_id}/replay", webhooks.replay, methods=["POST"]
+    ),
+    Route("/v1/webhook_event_types", webhooks.event_types, methods=["GET"]),
     Route("/completion", llamacpp.completion, methods=["POST"]),
     Route("/completions", llamacpp.completion, methods=["POST"]),
     Route("/infill", llamacpp.infill, methods=["POST"]),

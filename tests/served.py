@@ -45,7 +45,7 @@ async def shared_stack(redis_url: str, model: Path, tmp_path_factory: pytest.Tem
     adapters = [write_adapter(folder / f"adapter{seed}.gguf", n_layers=1, seed=seed) for seed in (1, 2)]
     stack = Stack(redis_url, folder)
     try:
-        await stack.start_api()
+        await stack.start_api(allow_hosts="hooks.example.com")
         await stack.start_worker(
             model,
             ctx_size=1024,

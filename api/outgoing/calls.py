@@ -33,6 +33,9 @@ RESOLVE_S = 3.0
 
 NOT_REACHED = "could not be reached, or may not be called from here"
 
+MAX_REASON = 300
+"""Characters in the log: some of what is no HTTP is repeated there."""
+
 OUR_FAULT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 """What says nothing of whom we call."""
 
@@ -108,8 +111,9 @@ class Outgoing:
     async def examine(self, url: str, field: str) -> None:
         """Returns when `url` may be called, as far as can be told now: each call looks again.
 
-        InvalidRequest, which names `field`, when it is no URL of the web, or one of its addresses may not be reached. A
-        name that nobody knows yet passes.
+        InvalidRequest, which names `field`, when it is no URL of the web, when one of its addresses may not be reached,
+        or when nobody knows its name. The last two get the same sentence: else a client could find out which names
+        there are in the network behind us.
         """
         target = target_of(url, field)
         host, port = host_of(target), target.port or 0
@@ -118,14 +122,11 @@ class Outgoing:
         try:
             async with asyncio.timeout(RESOLVE_S):
                 found = await self._resolver.resolve(host, port, socket.AF_UNSPEC)
-        except UnicodeError:
-            raise bad_field(field, "the name of its host is none") from None
-        except (OSError, TimeoutError):
-            return
-        refused = [one["host"] for one in found if not self._guard.may_reach(ip_address(one["host"]), port)]
-        if refused:
-            log.info("not to be called", host=host, port=port, address=refused[0])
-            raise bad_field(field, f"{shown(target)} may not be called from here")
+        except (OSError, ValueError, TimeoutError):  # ValueError: a name that DNS cannot hold
+            found = []
+        if not found or not all(self._guard.may_reach(ip_address(one["host"]), port) for one in found):
+            log.info("not to be called", host=host, port=port, addresses=[one["host"] for one in found])
+            raise bad_field(field, f"{shown(target)} cannot be found, or may not be called from here")
 
     async def fetch(self, url: str, field: str, *, max_bytes: int, timeout_s: float, accept: str = "*/*") -> bytes:
         """The body of what is at `url`, all of it within `timeout_s` seconds.
@@ -140,7 +141,7 @@ class Outgoing:
                 return await self._get(target, field, max_bytes, accept)
         # ValueError: a name that DNS cannot hold, or no address after all, is found out only on the way.
         except (aiohttp.ClientError, OSError, ValueError, TimeoutError) as error:
-            log.info("not fetched", host=target.host, port=target.port, reason=f"{type(error).__name__}: {error}")
+            log.info("not fetched", host=target.host, port=target.port, reason=_reason(error))
         raise bad_field(field, f"{shown(target)} did not answer in time, or may not be asked from here")
 
     async def post(
@@ -160,7 +161,7 @@ class Outgoing:
         except (aiohttp.ClientError, OSError, ValueError, TimeoutError) as error:
             if isinstance(error, OSError) and error.errno in OUR_FAULT:
                 raise
-            log.info("not answered", host=target.host, port=target.port, reason=f"{type(error).__name__}: {error}")
+            log.info("not answered", host=target.host, port=target.port, reason=_reason(error))
             return Unanswered(_sentence(error, timeout_s))
         return Answered(response.status, response.headers.get("Retry-After"), await _beginning(response))
 
@@ -220,6 +221,18 @@ async def _beginning(response: aiohttp.ClientResponse) -> bytes:
     finally:
         response.release() if response.content.at_eof() else response.close()
     return body[:MAX_ANSWER]
+
+
+def _reason(error: Exception) -> str:
+    """For the log, without the URL that some errors repeat: its path and query may be somebody's secret."""
+    match error:
+        case aiohttp.InvalidURL():
+            text = ""
+        case aiohttp.ClientResponseError():
+            text = error.message
+        case _:
+            text = str(error)
+    return f"{type(error).__name__}: {text}"[:MAX_REASON]
 
 
 def _sentence(error: Exception, timeout_s: float) -> str:

@@ -5,7 +5,6 @@ Nothing here runs a line: a batch is a record that the tasks processes find.
 
 from __future__ import annotations
 
-import re
 import time
 from typing import NamedTuple, Self
 
@@ -14,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from api import sse
-from api.access import header_of, idempotency_key_of, query_of
+from api.access import REPEATS, idempotency_key_of, is_sent_again, query_of
 from api.body import read_as, read_body_if_any
 from api.context import Context, context_of, json_response, tenant_of
 from api.cursor import after_of
@@ -26,19 +25,16 @@ from api.schemas.jobs import EventsFields
 from api.schemas.strict import bad_field, read
 from api.schemas.window import window_s
 from api.tail import GONE, EventsResponse
+from api.webhooks.asked import webhook_of
 from shared.batches import Batch, BatchStatus
 from shared.errors import InvalidRequest, UnknownBatch
 from shared.files import Purpose
-
-REPEATS = "X-Stainless-Retry-Count"
-"""How often OpenAI's client says that it has sent this before, after no answer or a bad one."""
+from shared.webhooks import BATCH_EVENTS
 
 SAID_AGAIN = {
     "Idempotency-Key": "The same key with the same body is the same batch.",
     REPEATS: "From 1 on, and without a key: the batch that the same body made in the last ten minutes, if it made one.",
 }
-
-_SENT_BEFORE = re.compile(r"0*[1-9][0-9]*", re.ASCII)
 
 
 @described(
@@ -57,6 +53,7 @@ async def create(request: Request) -> Response:
     if earlier := await context.bus.batches.made_before(tenant, **asking._asdict()):
         return _answer(await _batch(context, tenant, earlier))
     await _check_input(context, tenant, fields.input_file_id)
+    webhook = await webhook_of(context, fields.webhook, BATCH_EVENTS)
     batch = Batch(
         id=context.bus.batches.new_id(asking.idempotency_key, tenant),
         tenant=tenant,
@@ -67,6 +64,7 @@ async def create(request: Request) -> Response:
         window_s=window_s(fields.completion_window),
         output_life_s=fields.output_life_s,
         metadata=fields.metadata,
+        webhook=webhook,
     )
     return await _made(context, batch, asking)
 
@@ -167,8 +165,8 @@ class Asking(NamedTuple):
     @classmethod
     def of(cls, request: Request, fingerprint: str) -> Self:
         """A key says all: who has one may ask for the same twice. Raises InvalidRequest."""
-        key, count = idempotency_key_of(request), header_of(request, REPEATS) or ""
-        return cls(key, fingerprint, key is None and bool(_SENT_BEFORE.fullmatch(count)))
+        key, repeats = idempotency_key_of(request), is_sent_again(request)
+        return cls(key, fingerprint, key is None and repeats)
 
 
 async def _asked(request: Request) -> Batch:

@@ -35,6 +35,7 @@ from api.schemas.jobs import (
     token_json,
 )
 from api.schemas.strict import bad_field, read
+from api.webhooks.asked import events_of_job, webhook_of
 from shared.bus import Reader
 from shared.errors import InvalidRequest, NotSupported, SlotstreamError, UnknownJob, UnknownModel
 from shared.events import Finished, Tokens
@@ -57,7 +58,8 @@ async def create(request: Request) -> Response:
     key = idempotency_key_of(request)
     fields = await read_as(request, context.max_body, lambda raw: read(JobFields, raw))
     ask, model = await _asked(context, fields)
-    job = _job(context, tenant, fields, ask, model, key=key)
+    webhook = await webhook_of(context, fields.webhook, events_of_job(fields.endpoint))
+    job = _job(context, tenant, fields, ask, model, key=key).model_copy(update={"webhook": webhook})
     try:
         receipt = await enqueue(context, job, ask, key=key)
     except (InvalidRequest, NotSupported) as error:
@@ -185,8 +187,6 @@ async def _asked(context: Context, fields: JobFields) -> tuple[Ask, str]:
     """What is asked, as yet without its images, and of which model."""
     if fields.endpoint not in ENDPOINTS:
         raise bad_field("endpoint", f"must be one of {', '.join(ENDPOINTS)}")
-    if fields.webhook is not None:
-        raise NotSupported("Field 'webhook': this build does not support it", param="webhook")
     try:
         ask = context.dialect.readers[fields.endpoint](fields.body)
         model = await context.fleet.resolve(ask.model)

@@ -17,6 +17,7 @@ from api.schemas.dialect import ENDPOINTS
 from api.schemas.jobs import MAX_PAGE, WholeNumber
 from api.schemas.metadata import Metadata
 from api.schemas.strict import ClientFields, OwnFields
+from api.schemas.webhook import WebhookFields
 from api.schemas.window import Window
 from shared.batches import ANY_ENDPOINT, Batch, BatchStatus, LineFault, Usage, error_file_id, output_file_id
 from shared.bus.batches import BatchPage
@@ -49,6 +50,8 @@ class BatchFields(ClientFields):
     """After which lines that are not done are given up: 90s, 30m, 24h, 7d, 1h30m; at most 30 days."""
     metadata: Metadata = {}
     output_expires_after: OutputExpiry | None = None
+    webhook: WebhookFields | None = None
+    """Who is told of its end, besides the endpoints of its key."""
 
     @property
     def output_life_s(self) -> float | None:

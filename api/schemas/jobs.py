@@ -19,6 +19,7 @@ from api.schemas.logprobs import chat_json
 from api.schemas.metadata import Metadata
 from api.schemas.results import ask_of, result_of, usage_json_of
 from api.schemas.strict import OwnFields, bad_field
+from api.schemas.webhook import WebhookFields
 from shared.bus import JobPage
 from shared.events import Finished, Tokens
 from shared.jobs import JobRecord, JobStatus, Lane
@@ -46,7 +47,7 @@ class JobFields(OwnFields):
     body: dict[str, Any]
     priority: Lane | None = Field(None, strict=False)
     deadline_s: float | None = Field(None, gt=0, le=MAX_DEADLINE_S)
-    webhook: dict[str, Any] | None = None
+    webhook: WebhookFields | None = None
     metadata: Metadata = {}
 
 

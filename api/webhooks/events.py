@@ -15,8 +15,8 @@ from shared.ids import Kind, derived_id, partition_in
 from shared.jobs import JobStatus, partition_of
 from shared.webhooks import Delivery
 
-RESPONSES = "/v1/responses"
-"""The path whose jobs are responses."""
+RESPONSES = frozenset({"/v1/responses", "/responses"})
+"""The paths whose jobs are responses."""
 
 _OF_RESPONSES = {
     JobStatus.SUCCEEDED: "response.completed",
@@ -68,7 +68,7 @@ class Event(NamedTuple):
 def job_event(job_id: str, endpoint: str, status: JobStatus, at: float, *, is_cut: bool = False) -> Event:
     """Of a job of the path `endpoint`. `is_cut`: it is a response that reached its limit of tokens. ValueError for what
     is no job's id."""
-    if endpoint != RESPONSES:
+    if endpoint not in RESPONSES:
         return _event(partition_of(job_id), job_id, f"job.{status}", at)
     kind = CUT_RESPONSE if is_cut else _OF_RESPONSES[status]
     return _event(partition_of(job_id), response_id_of(job_id), kind, at)

@@ -153,7 +153,8 @@ def fingerprint_of(job: Job) -> str:
     """Two requests with one idempotency key must have this in common."""
     # A body names its model as the client did: the one that serves it may be another by the time it is said again.
     what = (job.body,) if job.body is not None else (job.model, job.request.model_dump_json())
-    parts = (job.endpoint, job.lane.value, json.dumps(job.metadata, sort_keys=True), *what)
+    told = (job.webhook.to_json(),) if job.webhook else ()
+    parts = (job.endpoint, job.lane.value, json.dumps(job.metadata, sort_keys=True), *what, *told)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 

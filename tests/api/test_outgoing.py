@@ -132,6 +132,33 @@ async def test_of_a_name_with_several_addresses_only_those_are_reached_that_may_
 
 
 @pytest.mark.parametrize(
+    ("host", "may_be"),
+    [
+        ("public.test", True),
+        ("both.test", False),
+        ("hidden.test", False),
+        ("allowed.test", True),
+        ("nowhere.test", False),
+        ("1.1.1.1", True),
+        ("10.0.0.1", False),
+        ("10.1.0.1", True),
+    ],
+)
+async def test_a_url_is_examined_by_all_its_addresses_before_it_is_kept(host: str, may_be: bool) -> None:
+    both = ["1.1.1.1", "10.0.0.1"]
+    names = Names(public=[["1.1.1.1", "8.8.8.8"]], both=[both], hidden=[["10.0.0.1"]], allowed=[both], nowhere=[[]])
+    for literal in ("1", "10"):
+        names.answers[literal] = [[host]]
+    async with Outgoing.open(("10.1.0.0/16", "allowed.test"), resolver=names) as outgoing:
+        if may_be:
+            await outgoing.examine(f"http://{host}/", "url")
+            return
+        with pytest.raises(InvalidRequest) as caught:
+            await outgoing.examine(f"http://{host}/", "url")
+        assert caught.value.message == f"Field 'url': {host}:80 cannot be found, or may not be called from here"
+
+
+@pytest.mark.parametrize(
     ("address", "port", "may_be"),
     [
         ("1.1.1.1", 80, True),

@@ -26,13 +26,15 @@ from api.openapi.description import Operation, Reach, operations_of
 from api.openapi.document import document_of
 from api.problems import LLAMACPP, OLLAMA, family_of
 from api.schemas.strict import OwnFields
+from api.webhooks.signing import new_secret
 from shared.bus import open_bus
 from shared.errors import QueueFull
 from shared.files import FileRecord, Purpose
 from shared.settings import ApiSettings
+from shared.webhooks import Endpoint, Secret
 from tests.api.conftest import Api, RedisProcess, serve
 from tests.api.scripted_worker import ScriptedWorker
-from tests.end_to_end.printed import Printed, printed
+from tests.end_to_end.printed import Printed, printed, template_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -44,6 +46,7 @@ PRINTED = [each for each in printed(PAGE) if each.status < 300]
 NAMES = {
     **{"id_slot": "0", "model": "tiny", "digest": "sha256:0"},
     **{"job_id": "job_0_0", "response_id": "resp_0_0", "batch_id": "batch_0_0", "file_id": "file-0_0"},
+    **{"webhook_endpoint_id": f"whep_0_{'0' * 24}", "delivery_id": f"wh_0_{'0' * 24}"},
 }
 """For what stands in paths."""
 PRINTED_FILE = re.search(r"file-0_[0-9a-f]{24}", PAGE)
@@ -73,10 +76,10 @@ def schema_of(operation: Operation) -> dict[str, Any]:
 
 def printed_for(operation: Operation) -> Printed | None:
     """The page's request for it, or for another path of the same function."""
-    paths = {each.path for each in operations() if each.endpoint == operation.endpoint}
+    paths = [template_of(each.path) for each in operations() if each.endpoint == operation.endpoint]
     for example in PRINTED:
         path = example.path.partition("?")[0]
-        if example.method == operation.method and (path in paths or path.replace("/0", "/{id_slot}") in paths):
+        if example.method == operation.method and any(each.fullmatch(path) for each in paths):
             return example
     return None
 
@@ -119,6 +122,7 @@ async def api(redis_process: RedisProcess) -> AsyncIterator[Api]:
         deadline_s=10,
         api_key=(SecretStr(KEY), SecretStr(OTHER)),
         max_body_mb=MAX_BODY / 1e6,
+        allow_hosts=("hooks.example.com",),
     )
     async with (
         open_bus(settings, name="test") as bus,
@@ -132,6 +136,10 @@ async def api(redis_process: RedisProcess) -> AsyncIterator[Api]:
         )
         await bus.files.create(file, 600)
         served.client.headers["X-Api-Key"] = KEY
+        secret = Secret(value=new_secret())
+        await bus.webhooks.create(
+            Endpoint(id=NAMES["webhook_endpoint_id"], tenant=tenant, url="x:", event_types=(), secrets=(secret,))
+        )
         yield served
 
 

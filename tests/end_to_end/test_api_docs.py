@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,12 @@ from starlette.routing import Route
 
 from api.app import ROUTES
 from api.openapi.description import operations_of
-from shared.bus import open_bus
+from api.webhooks.events import Event
+from shared.bus import Bus, open_bus
 from shared.store import open_store
+from shared.webhooks import Attempt, DeliveryStatus
 from tests.api.scripted_tasks import ScriptedTasks, record
-from tests.end_to_end.printed import Printed, differences, n_curls, printed
+from tests.end_to_end.printed import Printed, differences, n_curls, printed, template_of
 from tests.stack import Stack
 
 TEXT = (Path(__file__).parents[2] / "docs/api.md").read_text()
@@ -31,7 +34,7 @@ OPERATIONS = [
 ]
 SPECIALISTS = {"/infill": "tiny", "/rerank": "judge"}
 """By path: the model that can do it, where several are served."""
-IDS = re.compile(r"\b(job_|resp_|batch_|file-)\d\w+")
+IDS = re.compile(r"\b(job_|resp_|batch_|file-|whep_|wh_)\d\w+")
 """Of what an example makes and the next ones ask for: a run has its own."""
 
 
@@ -41,11 +44,6 @@ LINES = b"".join(
     for name in (b"a", b"b")
 )
 """Of any file that an example sends."""
-
-
-def template_of(path: str) -> re.Pattern[str]:
-    """What a route's path means."""
-    return re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(path)))
 
 
 def other_names(example: Printed) -> list[str]:
@@ -95,6 +93,8 @@ async def test_the_requests_of_the_page_are_answered_as_it_shows(served: Stack, 
                         made[found[1]] = found[0]
                     if (example.method, example.path) == ("POST", "/v1/batches"):
                         await run_batch(ScriptedTasks(bus, store), made["batch_"])
+                    if "signing_secret" in answer and "wh_" not in made:
+                        made["wh_"] = await a_failed_delivery(bus, made["whep_"])
         finally:
             await served.http.post("/lora-adapters", json=[])
 
@@ -105,18 +105,21 @@ async def run_batch(tasks: ScriptedTasks, batch_id: str) -> None:
     await tasks.end(batch_id)
 
 
+async def a_failed_delivery(bus: Bus, endpoint_id: str) -> str:
+    """As a sender leaves one that nobody took; its id."""
+    delivery = Event("evt_0_00", "batch.completed", "batch_0_00", time.time()).to(endpoint_id)
+    attempt = Attempt(at=time.time(), duration_ms=12, status_code=503, response="busy")
+    await bus.webhooks.post([delivery])
+    await bus.webhooks.attempted(delivery.id, endpoint_id, attempt, status=DeliveryStatus.FAILED, next_at=None)
+    return delivery.id
+
+
 async def ask(served: Stack, specialists: Stack, example: Printed) -> dict[str, object]:
     stack, content = served, example.body
     if model := SPECIALISTS.get(next((name for name in SPECIALISTS if name in example.path), "")):
         stack, content = specialists, json.dumps(json.loads(content) | {"model": model})
-    files = {name: value for name, value in example.form if value.startswith("@")}
-    response = await stack.http.request(
-        example.method,
-        example.path,
-        content=content or None,
-        data={name: value for name, value in example.form if name not in files},
-        files={name: (value.removeprefix("@"), LINES) for name, value in files.items()},
-    )
+    sent = example._replace(body=content).content(LINES)
+    response = await stack.http.request(example.method, example.path, **sent)
     assert response.status_code == example.status, (example, response.text)
     if example.answer is None:
         return {}

@@ -80,7 +80,7 @@ async def _event(bus: Bus, audience: Audience, row: OutboxRow) -> Event | None:
     match row.status:
         case BatchStatus() as status:
             return batch_event(row.id, status, row.at)
-        case JobStatus.SUCCEEDED if row.endpoint == RESPONSES:
+        case JobStatus.SUCCEEDED if row.endpoint in RESPONSES:
             wanted = [await audience.of(row.tenant, event_type) for event_type in RESPONSE_EVENTS]
             if row.webhook is None and not any(wanted):
                 return None

@@ -77,6 +77,24 @@ async def test_a_path_that_no_line_can_ask_is_refused_with_those_that_one_can(ap
     assert (await make(api, asked(file_id, endpoint="*")))["endpoint"] == "*"
 
 
+async def test_a_batch_takes_its_webhook_along_and_shows_it_to_nobody(api: Api, bus: Bus, file_id: str) -> None:
+    secret = f"whsec_{'A' * 32}"
+    webhook = {"url": "https://1.1.1.1/done", "events": ["batch.failed"], "secret": secret}
+    made = await make(api, asked(file_id, webhook=webhook))
+    batch = await bus.batches.record(made["id"])
+    assert batch and batch.webhook and batch.webhook.secret.value.get_secret_value() == secret
+    assert (batch.webhook.url, batch.webhook.events) == ("https://1.1.1.1/done", ("batch.failed",))
+    assert "webhook" not in made
+    for wrong, field in (
+        ({"url": "http://10.0.0.1/"}, "webhook.url"),
+        ({"events": ["job.failed"]}, "webhook.events"),
+        ({"secret": None}, "webhook.secret"),
+        ({"secret": "x"}, "webhook.secret"),
+    ):
+        response = await api.client.post("/v1/batches", json=asked(file_id, webhook=webhook | wrong))
+        assert refused_field(response) == field
+
+
 async def test_a_key_makes_one_batch(api: Api, bus: Bus, file_id: str) -> None:
     first, second = await asyncio.gather(*(make(api, asked(file_id), **{"Idempotency-Key": "k"}) for _ in range(2)))
     assert first == second
