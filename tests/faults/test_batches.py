@@ -211,8 +211,10 @@ async def test_a_worker_an_api_and_the_server_fall_one_after_the_other(place: Pl
 
 async def test_c24_a_line_that_kills_its_workers_fails_alone(place: Place) -> None:
     for _ in range(4):
-        role = place.stack.start("worker", program=MORTAL, model=tiny_model(), alias="tiny", threads=1, **WIDE)
-    await place.stack.until(_are_there(place.stack, 4), role)
+        place.stack.start("worker", program=MORTAL, model=tiny_model(), alias="tiny", threads=1, **WIDE)
+    async with asyncio.timeout(PATIENCE_S):
+        while len(await place.stack.workers()) < 4:  # noqa: ASYNC110 - no event tells of it
+            await asyncio.sleep(0.05)
     await place.start_tasks()
     poison = ask() | {"prompt": [1, POISON]}
     batch_id = await place.made([*(ask(n_predict=50) for _ in range(10)), poison])
@@ -221,10 +223,3 @@ async def test_c24_a_line_that_kills_its_workers_fails_alone(place: Place) -> No
     errors = await place.check_whole(batch, 11, 1)
     assert errors["10"]["response"]["status_code"] == 500
     assert "3 workers died" in errors["10"]["response"]["body"]["error"]["message"]
-
-
-def _are_there(stack: Stack, n_workers: int) -> Callable[[], Any]:
-    async def are_there() -> bool:
-        return len(await stack.workers()) >= n_workers
-
-    return are_there
