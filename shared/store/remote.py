@@ -6,7 +6,6 @@ under another name and moved. Nothing is remembered of what is there, since othe
 
 from __future__ import annotations
 
-import os
 import secrets
 import tempfile
 import threading
@@ -24,7 +23,8 @@ from shared.errors import StoreUnavailable, UnknownFile
 from shared.settings import ConfigError
 from shared.store.backend import LocalCopy, Sink, Source
 
-OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
+S3 = frozenset({"s3", "s3a"})
+OBJECT_STORES = S3 | frozenset({"gs", "gcs", "az", "abfs", "abfss"})
 EPHEMERAL = frozenset({"memory", "data"})
 """Each process would have one of its own."""
 
@@ -32,7 +32,10 @@ PARTIAL = "partial"
 BLOCK = 10 << 20
 """Bytes of a part of an upload. S3 takes 10,000 of them, and none but the last under 5 MB."""
 
-CONNECT_S, READ_S = 5, 30
+CONNECT_S, READ_S = 3, 20
+"""For an answer of S3. s3fs asks five times."""
+
+OPEN_FILES = Path("/proc/self/fd")
 
 log = structlog.get_logger(__name__)
 
@@ -44,7 +47,7 @@ class Remote:
         try:
             parts = urlsplit(url)
             scheme, options = parts.scheme, dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
-            if scheme in ("s3", "s3a"):
+            if scheme in S3:
                 options |= _key_of(parts.username, parts.password)
                 place = parts.netloc.rpartition("@")[2] + parts.path
             else:
@@ -57,7 +60,7 @@ class Remote:
             raise ConfigError(f"--store-url: names no bucket or folder behind {scheme}://")
         self._fs = _file_system(scheme, options)
         self._root = self._fs._strip_protocol(f"{scheme}://{place}").rstrip("/")
-        self._is_object_store = scheme in OBJECT_STORES
+        self._is_object_store, self._is_s3 = scheme in OBJECT_STORES, scheme in S3
 
     def create(self, name: str) -> Sink:
         target = self._path(name)
@@ -83,6 +86,19 @@ class Remote:
                         self._fs.rm_file(path)
 
     def names(self, prefix: str) -> Iterator[tuple[str, float]]:
+        for path, changed in self._objects_below(prefix):
+            if not path.startswith(f"{PARTIAL}/"):
+                yield path, changed
+
+    def drop_unfinished(self, before: float) -> int:
+        with _faults():
+            if self._is_s3:
+                return self._abort_uploads(before)
+        left = [name for name, changed in self._objects_below(f"{PARTIAL}/") if changed < before]
+        self.delete(left)
+        return len(left)
+
+    def _objects_below(self, prefix: str) -> Iterator[tuple[str, float]]:
         folder = self._path(prefix).rstrip("/")
         with _faults():
             try:
@@ -91,6 +107,18 @@ class Remote:
                 return
             for path, facts in found.items():
                 yield path.removeprefix(f"{self._root}/"), _changed(facts) or self._fs.modified(path).timestamp()
+
+    def _abort_uploads(self, before: float) -> int:
+        """S3 keeps, and charges for, the parts of what was never completed, and shows them in no listing."""
+        bucket, _, key = self._root.partition("/")
+        left = [
+            upload
+            for upload in self._fs.list_multipart_uploads(bucket)
+            if upload["Key"].startswith(f"{key}/" if key else "") and upload["Initiated"].timestamp() < before
+        ]
+        for upload in left:
+            self._fs.abort_mpu(bucket, upload["Key"], upload["UploadId"])
+        return len(left)
 
     def fetch(self, name: str) -> LocalCopy:
         source = self.open(name)
@@ -158,20 +186,23 @@ class _Object:
 
 
 class _Copy:
+    """Of which nothing is left when the process dies: where the system shows open files as paths, it has no name."""
+
     def __init__(self) -> None:
-        handle, path = tempfile.mkstemp(prefix="slotstream-")  # for its owner alone
-        os.close(handle)
-        self.path = Path(path)
+        # For its owner alone, either of them.
+        self._file = tempfile.TemporaryFile() if OPEN_FILES.is_dir() else tempfile.NamedTemporaryFile()  # noqa: SIM115
+        self.path = OPEN_FILES / str(self._file.fileno()) if OPEN_FILES.is_dir() else Path(self._file.name)
 
     def fill(self, source: Source) -> None:
         """Raises StoreUnavailable, also when this machine has no room for it."""
-        with _faults(writes=True), self.path.open("wb") as file:
+        with _faults(writes=True):
             for start in range(0, source.size, BLOCK):
-                file.write(source.read(start, min(BLOCK, source.size - start)))
+                self._file.write(source.read(start, min(BLOCK, source.size - start)))
+            self._file.flush()
 
     def drop(self) -> None:
         with suppress(OSError):
-            self.path.unlink()
+            self._file.close()
 
 
 def _key_of(key: str | None, secret: str | None) -> dict[str, str]:
@@ -181,7 +212,7 @@ def _key_of(key: str | None, secret: str | None) -> dict[str, str]:
 def _file_system(scheme: str, options: dict[str, str]) -> Any:
     """Raises ConfigError."""
     given: dict[str, Any] = {**options, "use_listings_cache": False, "skip_instance_cache": True}
-    if scheme in ("s3", "s3a"):
+    if scheme in S3:
         region = given.pop("region", None)
         given["client_kwargs"] = {"region_name": region} if region else {}
         # s3fs tries again by itself.
@@ -193,7 +224,7 @@ def _file_system(scheme: str, options: dict[str, str]) -> Any:
     try:
         return fsspec.filesystem(scheme, **given)
     except ImportError:
-        package = "pip install 'slotstream[s3]'" if scheme in ("s3", "s3a") else "see fsspec's list of packages"
+        package = "pip install 'slotstream[s3]'" if scheme in S3 else "see fsspec's list of packages"
         raise ConfigError(f"--store-url: {scheme}:// needs a package that is not installed ({package})") from None
     except ValueError:
         raise ConfigError(f"--store-url: there is no such kind of store as {scheme}://") from None
