@@ -384,15 +384,32 @@ class TestDisabledEndpoints:
     @pytest.mark.parametrize("what", ["disable", "delete"])
     async def test_thousands_are_settled_in_short_calls(self, bus: Bus, behind: Behind, what: str) -> None:
         made = await an_endpoint(bus)
-        await posted(bus, made, 1200)
+        await posted(bus, made, 600)
         await behind.client.config_resetstat()
         if what == "disable":
             await bus.webhooks.disable(made.id, "x")
-            assert len((await bus.webhooks.deliveries(made.id, status=FAILED, limit=2000)).records) == 1200
+            assert len((await bus.webhooks.deliveries(made.id, status=FAILED, limit=1000)).records) == 600
         else:
             await bus.webhooks.delete(made.id, "default")
             assert await behind.client.keys(f"{behind.keys.namespace}:*") == []
-        assert (await behind.client.info("commandstats"))["cmdstat_evalsha"]["calls"] >= 4
+        assert (await behind.client.info("commandstats"))["cmdstat_evalsha"]["calls"] >= 6
+
+    async def test_who_disables_an_endpoint_leaves_what_takes_long_to_who_takes_from_it(
+        self, bus: Bus, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made = await an_endpoint(bus)
+        await posted(bus, made, 450)
+        await bus.webhooks.rest(made.id, time.time() + LATER_S)
+        monkeypatch.setattr("shared.bus.webhooks.SETTLE_S", 0)
+        await bus.webhooks.disable(made.id, "x")
+        for n_failed in (100, 200, 300, 400, 450):
+            assert (await statuses(bus, made)).count(FAILED) == n_failed
+            assert await bus.webhooks.due(10) == ([made.id] if n_failed < 450 else [])
+            assert await bus.webhooks.take(made.id, 10) == []
+        await bus.webhooks.delete(made.id, "default")
+        while await bus.webhooks.due(10):
+            await bus.webhooks.take(made.id, 10)
+        assert await statuses(bus, made) == []
 
 
 class TestTheLog:
