@@ -360,12 +360,27 @@ class TestDisabledEndpoints:
         assert {taken.n_attempts for taken in await bus.webhooks.take(made.id, 10)} == {0}
         assert await statuses(bus, made) == [PENDING] * 4
 
-    async def test_a_try_that_was_under_way_does_not_wait_for_another(self, bus: Bus) -> None:
+    async def test_a_try_that_was_under_way_does_not_wait_for_another_nor_keep_others_waiting(
+        self, bus: Bus, behind: Behind
+    ) -> None:
+        made = await an_endpoint(bus)
+        tried, other = await posted(bus, made, 2)
+        await attempted(bus, other, PENDING, next_at=time.time() + LATER_S)
+        # As a process leaves it that dies before it settles anything.
+        await behind.client.hset(behind.keys.endpoint(made.id), mapping={"disabled_ms": 1, "disabled_reason": "x"})
+        await attempted(bus, tried, PENDING, next_at=time.time() + LATER_S)
+        found = await bus.webhooks.delivery(tried.id)
+        assert found and (found.status, found.reason, found.n_attempts) == (FAILED, IS_DISABLED, 1)
+        assert await bus.webhooks.due(10) == [made.id] and await bus.webhooks.take(made.id, 10) == []
+        assert await statuses(bus, made) == [FAILED, FAILED]
+
+    async def test_a_try_that_was_under_way_brings_no_deleted_endpoint_back(self, bus: Bus, behind: Behind) -> None:
         made = await an_endpoint(bus)
         [delivery] = await posted(bus, made)
-        await bus.webhooks.disable(made.id, "gone")
+        await behind.client.delete(behind.keys.endpoint(made.id), behind.keys.endpoints(0, "default"))
         await attempted(bus, delivery, PENDING, next_at=0)
-        assert await statuses(bus, made) == [FAILED]
+        assert not await behind.client.exists(behind.keys.endpoint(made.id))
+        assert await bus.webhooks.take(made.id, 10) == [] and await statuses(bus, made) == []
 
     @pytest.mark.parametrize("what", ["disabled", "deleted"])
     async def test_what_a_crash_left_is_settled_when_it_is_taken(self, bus: Bus, behind: Behind, what: str) -> None:
