@@ -5,6 +5,8 @@ Knows no HTTP.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from shared.batches import batches_of_file, segment_pieces
 from shared.bus import Bus
 from shared.errors import UnknownFile
@@ -22,11 +24,12 @@ async def file_of(bus: Bus, tenant: str, file_id: str) -> FileRecord:
     raise UnknownFile("There is no such file")
 
 
-async def remove(bus: Bus, store: Store, record: FileRecord) -> None:
-    """Deletes the bytes of a file that nobody is told of any more, and then its record. Doing it again changes
-    nothing. Raises StoreUnavailable and BusUnavailable: then the janitor does it."""
-    await store.delete(piece.name for piece in record.pieces)
-    await bus.files.drop(record)
+async def remove(bus: Bus, store: Store, records: Sequence[FileRecord]) -> None:
+    """Deletes the bytes of files that nobody is told of any more, and then their records. Doing it again changes
+    nothing. Raises StoreUnavailable and BusUnavailable: then it is done later, by whoever keeps the store."""
+    await store.delete(piece.name for record in records for piece in record.pieces)
+    for record in records:
+        await bus.files.drop(record)
 
 
 async def _growing(bus: Bus, tenant: str, file_id: str) -> FileRecord | None:

@@ -21,6 +21,9 @@ ROOT = Path(__file__).parents[1]
     [
         ("queue --only slotstream --jobs 64 --rounds 1", "no-op jobs through"),
         ("append --pipelines 2 --rounds 1", "of the bare speed"),
+        pytest.param(
+            "webhooks --deliveries 20 --endpoints 2 --hanging 1 --ends 2", "deliveries to", marks=pytest.mark.slow
+        ),
         ("prefix --tiny --groups 2", "of the ideal"),
         pytest.param("embeddings --tokens 256 --rounds 1 --type F32", "inputs/s", marks=pytest.mark.slow),
     ],

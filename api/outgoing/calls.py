@@ -33,6 +33,9 @@ RESOLVE_S = 3.0
 
 NOT_REACHED = "could not be reached, or may not be called from here"
 
+MAX_REASON = 300
+"""Characters in the log: some of what is no HTTP is repeated there."""
+
 OUR_FAULT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 """What says nothing of whom we call."""
 
@@ -138,7 +141,7 @@ class Outgoing:
                 return await self._get(target, field, max_bytes, accept)
         # ValueError: a name that DNS cannot hold, or no address after all, is found out only on the way.
         except (aiohttp.ClientError, OSError, ValueError, TimeoutError) as error:
-            log.info("not fetched", host=target.host, port=target.port, reason=f"{type(error).__name__}: {error}")
+            log.info("not fetched", host=target.host, port=target.port, reason=_reason(error))
         raise bad_field(field, f"{shown(target)} did not answer in time, or may not be asked from here")
 
     async def post(
@@ -158,7 +161,7 @@ class Outgoing:
         except (aiohttp.ClientError, OSError, ValueError, TimeoutError) as error:
             if isinstance(error, OSError) and error.errno in OUR_FAULT:
                 raise
-            log.info("not answered", host=target.host, port=target.port, reason=f"{type(error).__name__}: {error}")
+            log.info("not answered", host=target.host, port=target.port, reason=_reason(error))
             return Unanswered(_sentence(error, timeout_s))
         return Answered(response.status, response.headers.get("Retry-After"), await _beginning(response))
 
@@ -218,6 +221,18 @@ async def _beginning(response: aiohttp.ClientResponse) -> bytes:
     finally:
         response.release() if response.content.at_eof() else response.close()
     return body[:MAX_ANSWER]
+
+
+def _reason(error: Exception) -> str:
+    """For the log, without the URL that some errors repeat: its path and query may be somebody's secret."""
+    match error:
+        case aiohttp.InvalidURL():
+            text = ""
+        case aiohttp.ClientResponseError():
+            text = error.message
+        case _:
+            text = str(error)
+    return f"{type(error).__name__}: {text}"[:MAX_REASON]
 
 
 def _sentence(error: Exception, timeout_s: float) -> str:

@@ -105,6 +105,6 @@ def _record(file_id: str, tenant: str, form: Form, fields: UploadFields) -> File
 
 async def _remove(context: Context, record: FileRecord) -> None:
     try:
-        await remove(context.bus, context.store, record)
+        await remove(context.bus, context.store, [record])
     except Unavailable as error:
         log.warning("a deleted file's bytes are left for later", file=record.id, reason=error.message)

@@ -21,7 +21,7 @@ import uvloop
 from api.fleet import Fleet
 from api.images import Images
 from api.outgoing import Outgoing
-from api.tasks import arqworker, janitor, outbox
+from api.tasks import arqworker, janitor, outbox, storekeeper
 from api.tasks.batches.sweep import find_batches, work_on_batches
 from api.tasks.webhooks import courier as webhooks
 from shared import telemetry
@@ -81,13 +81,16 @@ async def _work(settings: TasksSettings, bus: Bus, store: Store, outgoing: Outgo
     task_pool(settings, name="tasks-arq")  # here, or a mistake in its URL would be tried again and again
     await bus.reach()
     housekeeping = arqworker.Trade(cron_jobs=tuple(janitor.cron_jobs(settings.namespace)))
-    keep = partial(arqworker.work, settings, housekeeping, {"bus": bus, "store": store})
+    keep = partial(arqworker.work, settings, housekeeping, {"bus": bus})
     fleet = Fleet(bus)
     on_batches = partial(work_on_batches, settings, bus, store, Images(fleet, outgoing, settings))
+    store_trade = storekeeper.trade(settings.namespace)
+    keep_store = partial(arqworker.work, settings, store_trade, {"storekeeper": storekeeper.Storekeeper(bus, store)})
     deliver = partial(arqworker.work, settings, webhooks.TRADE, {"courier": courier})
     async with asyncio.TaskGroup() as parts:
         parts.create_task(stand_up_again("looking at workers", fleet.watch))
         parts.create_task(stand_up_again("arq", keep))
+        parts.create_task(stand_up_again("store", keep_store))
         parts.create_task(stand_up_again("webhooks", deliver))
         parts.create_task(stand_up_again("webhooks-sweep", partial(courier.sweep, settings)))
         parts.create_task(stand_up_again("outbox", partial(outbox.bridge, bus)))

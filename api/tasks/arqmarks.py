@@ -17,9 +17,9 @@ import structlog
 from arq.connections import ArqRedis
 from arq.constants import in_progress_key_prefix
 
-MARK_S = 5
+MARK_S = 3
 """For `Trade.mark_s` of a worker whose functions are all marked."""
-RENEW_EVERY_S = 1.5
+RENEW_EVERY_S = 0.8
 
 log = structlog.get_logger(__name__)
 
@@ -43,7 +43,7 @@ async def _renew(ctx: dict[str, Any]) -> None:
     redis: ArqRedis = ctx["redis"]
     while True:
         try:
-            await redis.pexpire(in_progress_key_prefix + ctx["job_id"], MARK_S * 1000)
+            await redis.psetex(in_progress_key_prefix + ctx["job_id"], MARK_S * 1000, b"1")
             await _move(ctx, MARK_S)
         except Exception as error:  # whatever it was, the next one may succeed
             log.info("mark not renewed", job=ctx["job_id"], reason=str(error) or type(error).__name__)

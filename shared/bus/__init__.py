@@ -117,6 +117,11 @@ class Bus:
         for node in await self._link.nodes():
             await ask(node, [("PING",)], tries=1)
 
+    async def identity(self) -> str:
+        """What tells this queue from all others, and from what it was before its data were lost. Raises
+        BusUnavailable."""
+        return await self.annex.identity()
+
     async def reach(self) -> None:
         """Waits for the server, however long: a role may well start before it. Raises ConfigError as `check_server`."""
         pause_s, advice = FIRST_PAUSE_S, {"advice": ADVICE}

@@ -177,6 +177,16 @@ class Annex:
             except StoreUnavailable as error:
                 log.debug("objects are left to be swept", n_objects=len(names), reason=error.message)
 
+    async def identity(self) -> str:
+        """Names this queue among all that use a store: nobody sweeps what is another's. A server that lost its data is
+        another queue from then on. Raises BusUnavailable."""
+        key = self._keys.identity
+        [found] = await ask(self._link, [("GET", key)])  # first: a full server takes no SET
+        if found is None:
+            [_, found] = await ask(self._link, [("SET", key, secrets.token_hex(8), "NX"), ("GET", key)])
+        text: str = found.decode()
+        return text
+
     async def sweep(self) -> int:
         """Deletes objects whose job is gone; how many. May be done at any time, by several at once. Raises
         StoreUnavailable and BusUnavailable: then the rest is for the next time."""
@@ -248,13 +258,8 @@ class Annex:
         return is_shared
 
     async def _id_of_bus(self) -> str:
-        """Names this queue among all that use the store: nobody sweeps what is another's."""
         if not self._bus_id:
-            key = self._keys.identity
-            [found] = await ask(self._link, [("GET", key)])  # first: a full server takes no SET
-            if found is None:
-                [_, found] = await ask(self._link, [("SET", key, secrets.token_hex(8), "NX"), ("GET", key)])
-            self._bus_id = found.decode()
+            self._bus_id = await self.identity()
         return self._bus_id
 
     def _lose_sight(self, error: Exception) -> None:

@@ -93,11 +93,16 @@ class Store:
 
     async def names(self, prefix: str = "") -> AsyncIterator[tuple[str, float]]:
         """Every object whose name begins with the folders in `prefix` (`files/`), with the Unix time of its last
-        change; also what is left of writing that never came to its end, under other folders than anybody names."""
+        change."""
         listing = await self._run(self._backend.names, prefix)
         while page := await self._run(lambda: list(islice(listing, NAMES_AT_ONCE))):
             for entry in page:
                 yield entry
+
+    async def drop_unfinished(self, before: float) -> int:
+        """Deletes what crashed writers left, if nothing was written to it since that Unix time. Returns how many there
+        were."""
+        return await self._run(self._backend.drop_unfinished, before)
 
     @asynccontextmanager
     async def at_hand(self, name: str) -> AsyncIterator[Path]:

@@ -52,4 +52,8 @@ class Backend(Protocol):
 
     def names(self, prefix: str) -> Iterator[tuple[str, float]]: ...
 
+    def drop_unfinished(self, before: float) -> int:
+        """Deletes what was written last before that Unix time and never came to its end. Returns how many there
+        were."""
+
     def fetch(self, name: str) -> LocalCopy: ...

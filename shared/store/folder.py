@@ -69,16 +69,29 @@ class Folder:
                         folder.rmdir()
 
     def names(self, prefix: str) -> Iterator[tuple[str, float]]:
-        pending = [self._root / prefix]
+        for path, entry in self._files_below(self._root / prefix):
+            if not path.startswith(f"{PARTIAL}/"):
+                with suppress(FileNotFoundError):  # it went meanwhile
+                    yield path, entry.stat(follow_symlinks=False).st_mtime
+
+    def drop_unfinished(self, before: float) -> int:
+        n_dropped = 0
+        for path, entry in self._files_below(self._root / PARTIAL):
+            with suppress(UnknownFile), _faults():
+                if entry.stat(follow_symlinks=False).st_mtime < before:
+                    (self._root / path).unlink()
+                    n_dropped += 1
+        return n_dropped
+
+    def _files_below(self, folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
+        pending = [folder]
         while pending:
             with suppress(UnknownFile), _faults(), os.scandir(pending.pop()) as entries:  # unknown: it went meanwhile
                 for entry in entries:
                     if entry.is_dir(follow_symlinks=False):
                         pending.append(Path(entry.path))
-                        continue
-                    with suppress(FileNotFoundError):
-                        changed = entry.stat(follow_symlinks=False).st_mtime
-                        yield Path(entry.path).relative_to(self._root).as_posix(), changed
+                    else:
+                        yield Path(entry.path).relative_to(self._root).as_posix(), entry
 
     def fetch(self, name: str) -> LocalCopy:
         self.size(name)

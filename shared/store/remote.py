@@ -24,7 +24,8 @@ from shared.errors import StoreUnavailable, UnknownFile
 from shared.settings import ConfigError
 from shared.store.backend import LocalCopy, Sink, Source
 
-OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
+S3 = frozenset({"s3", "s3a"})
+OBJECT_STORES = S3 | frozenset({"gs", "gcs", "az", "abfs", "abfss"})
 EPHEMERAL = frozenset({"memory", "data"})
 """Each process would have one of its own."""
 
@@ -44,7 +45,7 @@ class Remote:
         try:
             parts = urlsplit(url)
             scheme, options = parts.scheme, dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
-            if scheme in ("s3", "s3a"):
+            if scheme in S3:
                 options |= _key_of(parts.username, parts.password)
                 place = parts.netloc.rpartition("@")[2] + parts.path
             else:
@@ -57,7 +58,7 @@ class Remote:
             raise ConfigError(f"--store-url: names no bucket or folder behind {scheme}://")
         self._fs = _file_system(scheme, options)
         self._root = self._fs._strip_protocol(f"{scheme}://{place}").rstrip("/")
-        self._is_object_store = scheme in OBJECT_STORES
+        self._is_object_store, self._is_s3 = scheme in OBJECT_STORES, scheme in S3
 
     def create(self, name: str) -> Sink:
         target = self._path(name)
@@ -83,6 +84,19 @@ class Remote:
                         self._fs.rm_file(path)
 
     def names(self, prefix: str) -> Iterator[tuple[str, float]]:
+        for path, changed in self._objects_below(prefix):
+            if not path.startswith(f"{PARTIAL}/"):
+                yield path, changed
+
+    def drop_unfinished(self, before: float) -> int:
+        with _faults():
+            if self._is_s3:
+                return self._abort_uploads(before)
+        left = [name for name, changed in self._objects_below(f"{PARTIAL}/") if changed < before]
+        self.delete(left)
+        return len(left)
+
+    def _objects_below(self, prefix: str) -> Iterator[tuple[str, float]]:
         folder = self._path(prefix).rstrip("/")
         with _faults():
             try:
@@ -91,6 +105,18 @@ class Remote:
                 return
             for path, facts in found.items():
                 yield path.removeprefix(f"{self._root}/"), _changed(facts) or self._fs.modified(path).timestamp()
+
+    def _abort_uploads(self, before: float) -> int:
+        """S3 keeps, and charges for, the parts of what was never completed, and shows them in no listing."""
+        bucket, _, key = self._root.partition("/")
+        left = [
+            upload
+            for upload in self._fs.list_multipart_uploads(bucket)
+            if upload["Key"].startswith(f"{key}/" if key else "") and upload["Initiated"].timestamp() < before
+        ]
+        for upload in left:
+            self._fs.abort_mpu(bucket, upload["Key"], upload["UploadId"])
+        return len(left)
 
     def fetch(self, name: str) -> LocalCopy:
         source = self.open(name)
@@ -181,7 +207,7 @@ def _key_of(key: str | None, secret: str | None) -> dict[str, str]:
 def _file_system(scheme: str, options: dict[str, str]) -> Any:
     """Raises ConfigError."""
     given: dict[str, Any] = {**options, "use_listings_cache": False, "skip_instance_cache": True}
-    if scheme in ("s3", "s3a"):
+    if scheme in S3:
         region = given.pop("region", None)
         given["client_kwargs"] = {"region_name": region} if region else {}
         # s3fs tries again by itself.
@@ -193,7 +219,7 @@ def _file_system(scheme: str, options: dict[str, str]) -> Any:
     try:
         return fsspec.filesystem(scheme, **given)
     except ImportError:
-        package = "pip install 'slotstream[s3]'" if scheme in ("s3", "s3a") else "see fsspec's list of packages"
+        package = "pip install 'slotstream[s3]'" if scheme in S3 else "see fsspec's list of packages"
         raise ConfigError(f"--store-url: {scheme}:// needs a package that is not installed ({package})") from None
     except ValueError:
         raise ConfigError(f"--store-url: there is no such kind of store as {scheme}://") from None

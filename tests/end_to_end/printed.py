@@ -27,6 +27,16 @@ class Printed(NamedTuple):
     answer: Any = None
     """The JSON that is shown, or None."""
 
+    def content(self, file: bytes) -> dict[str, Any]:
+        """What is sent, as httpx takes it; each file of a form is that one."""
+        if not self.form:
+            return {"content": self.body}
+        names = {name: value.removeprefix("@") for name, value in self.form if value.startswith("@")}
+        return {
+            "data": {name: value for name, value in self.form if name not in names},
+            "files": {name: (filename, file) for name, filename in names.items()},
+        }
+
 
 def printed(page: str) -> Iterator[Printed]:
     """In the order of the page. A block of JSON is the answer to the last request before it; its first line may be the

@@ -118,14 +118,8 @@ async def ask(served: Stack, specialists: Stack, example: Printed) -> dict[str, 
     stack, content = served, example.body
     if model := SPECIALISTS.get(next((name for name in SPECIALISTS if name in example.path), "")):
         stack, content = specialists, json.dumps(json.loads(content) | {"model": model})
-    files = {name: value for name, value in example.form if value.startswith("@")}
-    response = await stack.http.request(
-        example.method,
-        example.path,
-        content=content or None,
-        data={name: value for name, value in example.form if name not in files},
-        files={name: (value.removeprefix("@"), LINES) for name, value in files.items()},
-    )
+    sent = example._replace(body=content).content(LINES)
+    response = await stack.http.request(example.method, example.path, **sent)
     assert response.status_code == example.status, (example, response.text)
     if example.answer is None:
         return {}

@@ -37,7 +37,8 @@ async def test_the_requests_of_the_page_are_granted(served: Stack, specialists: 
             if model := SPECIALISTS.get(request.section):
                 fields = json.loads(sent.replace("$(base64 -w0 cat.png)", RED))
                 stack, sent = specialists, json.dumps(fields | {"model": model})
-            response = await stack.http.request(request.method, request.path, content=sent)
+            content = request._replace(body=sent).content(b"{}")
+            response = await stack.http.request(request.method, request.path, **content)
             assert response.status_code == 200, (request, response.text)
     finally:
         await served.http.post("/lora-adapters", json=[])

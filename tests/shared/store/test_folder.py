@@ -7,6 +7,7 @@ import os
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,7 +59,7 @@ async def test_the_folder_of_a_batch_goes_with_its_last_object(folder: Path) -> 
         assert not (folder / "batches/batch_0_a").exists()
 
 
-async def test_a_killed_writer_leaves_no_object_and_what_it_leaves_is_listed(folder: Path) -> None:
+async def test_a_killed_writer_leaves_no_object_and_what_it_leaves_goes_when_it_is_old(folder: Path) -> None:
     program = (sys.executable, "-c", WRITE_AND_HANG, str(folder))
     writer = await asyncio.create_subprocess_exec(*program, stdout=asyncio.subprocess.PIPE)
     assert writer.stdout is not None
@@ -66,11 +67,11 @@ async def test_a_killed_writer_leaves_no_object_and_what_it_leaves_is_listed(fol
     writer.kill()
     await writer.wait()
     async with open_store(str(folder)) as store:
-        assert [name async for name, _ in store.names("files/")] == []
-        [left] = [name async for name, _ in store.names()]
-        assert left.startswith("partial/")
-        await store.delete([left])
         assert [name async for name, _ in store.names()] == []
+        assert len(list((folder / "partial").iterdir())) == 1
+        assert await store.drop_unfinished(time.time() - 60) == 0
+        assert await store.drop_unfinished(time.time() + 60) == 1
+        assert list((folder / "partial").iterdir()) == []
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import UnknownFile
+from shared.errors import StoreUnavailable, UnknownFile
 from shared.store import PIECE, Store, open_store
 
 NAME = "files/file-0_a1"
@@ -102,6 +102,22 @@ async def test_what_is_deleted_is_gone_and_may_be_deleted_again(store: Store) ->
     assert await names(store) == {"batches/batch_0_a/2"}
     await store.delete(["batches/batch_0_a/0"])
     await store.delete([])
+
+
+async def test_what_is_whole_is_not_dropped_with_what_is_not(store: Store) -> None:
+    await store.put(NAME, LARGE)
+    assert await store.drop_unfinished(time.time() + 60) == 0
+    assert await names(store) == {NAME}
+
+
+async def test_what_is_being_written_is_in_no_list_and_can_be_dropped(store: Store) -> None:
+    with pytest.raises(StoreUnavailable):
+        async with store.writing(NAME) as writer:
+            await writer.write(LARGE)
+            assert await names(store) == set()
+            assert await store.drop_unfinished(1e9) == 0  # moto dates all uploads to 2010
+            assert await store.drop_unfinished(time.time() + 60) == 1
+    assert await names(store) == set()
 
 
 async def test_names_are_listed_below_a_prefix_with_their_times(store: Store) -> None:
