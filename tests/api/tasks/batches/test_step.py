@@ -283,6 +283,21 @@ async def test_when_its_time_is_over_finished_lines_are_kept_and_the_others_have
     assert {(record["error"]["code"], record["response"]) for record in errors} == {("batch_expired", None)}
 
 
+async def test_a_batch_whose_lines_all_expired_in_the_queue_has_expired(bench: Bench, worker: ScriptedWorker) -> None:
+    holding = [await bench.made([say(str(place), "hold a|b")]) for place in range(worker.n_slots)]
+    for batch_id in holding:
+        await bench.step(batch_id)
+    await worker.has_taken(worker.n_slots)
+    batch_id = await bench.made([say("a"), say("b")], window_s=0.5)
+    await bench.step(batch_id)
+    await asyncio.sleep(0.6)
+    assert await bench.bus.queue.reap() == 2
+    batch = await bench.ended(batch_id)
+    assert (batch.status, batch.n_failed) == (BatchStatus.EXPIRED, 2)
+    _, errors = await bench.records(batch_id)
+    assert {record["error"]["code"] for record in errors} == {"batch_expired"}
+
+
 async def test_what_has_ended_in_time_counts_when_nobody_looked_until_it_was_over(bench: Bench) -> None:
     """The tasks process was away from just after the lines were fed until long after the window."""
     batch_id = await bench.made([say("a"), say("b")], window_s=0.5)
