@@ -200,7 +200,7 @@ async def test_leases_are_kept_in_every_partition(spread: Bus, spread_settings: 
 
 
 async def test_webhooks_are_kept_in_every_partition(nodes: Nodes, spread: Bus) -> None:
-    made = [await an_endpoint(spread, tenant=f"tenant {number}") for number in range(2 * N_PARTITIONS)]
+    made = [await an_endpoint(spread, tenant=f"tenant {number}") for number in range(4 * N_PARTITIONS)]
     assert {nodes.owner(partition_in(endpoint.id, Kind.ENDPOINT)) for endpoint in made} == set(nodes.nodes)
     deliveries = [a_delivery(endpoint) for endpoint in made]
     await spread.webhooks.post(deliveries)
