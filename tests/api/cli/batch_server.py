@@ -10,8 +10,8 @@ There is one for each test, at /NAME: under /NAME/v1 it is a slotstream, under /
 no events. Under /NAME/locked every key is refused; other paths are answered as a slotstream answers those that it does
 not have. What follows is below /NAME, too.
 
-POST /script {"on": step, "refuse": n, "with": status}: n refusals at a step: check, upload, create, look, events. With 0
-it is done, and the connection cut without a word.
+POST /script {"on": step, "refuse": n, "with": status}: n refusals at a step: check, upload, create, look, events or
+content. With 0 it is done, and the connection cut without a word.
 POST /script {"on": step, "hold": true}: the step is done, and never answered; `reading` and `asked` come before the
 steps upload and create. {"on": step, "drop": true} lets go what is held there, undone.
 {"forget": true}: no file and no batch is known any more. {"stutter": true}: events come twice, and are broken off.
