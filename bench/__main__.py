@@ -11,7 +11,7 @@ import sys
 import time
 from types import ModuleType
 
-from bench import append, embeddings, gap, prefix, queue, takeover, throughput, webhooks
+from bench import append, batch, embeddings, gap, prefix, queue, takeover, throughput, webhooks
 from bench.machine import usage
 
 MEASUREMENTS: dict[str, ModuleType] = {
@@ -22,6 +22,7 @@ MEASUREMENTS: dict[str, ModuleType] = {
     "append": append,
     "takeover": takeover,
     "embeddings": embeddings,
+    "batch": batch,
     "webhooks": webhooks,
 }
 """Modules with `add_arguments(parser)` and `measure(given)`, which returns what there is to print."""

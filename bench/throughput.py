@@ -21,7 +21,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from api.cli.service import JobView, Service
+from api.cli.jobservice import JobService, JobView
 from api.cli.stack import Place, free_port, open_stack
 from bench.machine import Usage, usage
 from bench.raw import Workload
@@ -83,14 +83,14 @@ async def _measure(load: Workload, n_pairs: int, folder: Path) -> list[Pair]:
             log_level="warning",
         )
         place = Place(folder / "valkey", "127.0.0.1", free_port("127.0.0.1"), folder / "logs")
-        async with open_stack(settings, place, say=_say) as stack, Service(place.url) as service:
+        async with open_stack(settings, place, say=_say) as stack, JobService(place.url) as service:
             await stack.become_ready(needs_worker=True, tell=_say)
             await _through_queue(service, load._replace(prompts=load.prompts[: load.n_slots]))
             async with open_bus(BusSettings(redis_url=settings.redis_url), name="bench") as bus:
                 return [await _pair(service, bus, load, folder / "spec.json") for _ in range(n_pairs)]
 
 
-async def _pair(service: Service, bus: Bus, load: Workload, spec: Path) -> Pair:
+async def _pair(service: JobService, bus: Bus, load: Workload, spec: Path) -> Pair:
     before = usage()
     queue_s = await _through_queue(service, load)
     spent = usage().since(before)
@@ -98,8 +98,8 @@ async def _pair(service: Service, bus: Bus, load: Workload, spec: Path) -> Pair:
     return Pair(queue_s, await _raw(load, spec), worker.gap_ms, worker.decode_ms, spent)
 
 
-async def _through_queue(service: Service, load: Workload) -> float:
-    """Seconds from the first question to the last ending; as `slotstream run` does it, with 64 jobs in flight."""
+async def _through_queue(service: JobService, load: Workload) -> float:
+    """Seconds from the first question to the last ending, with 64 jobs in flight."""
     room = asyncio.Semaphore(64)
     tokens = 0
 
@@ -109,9 +109,10 @@ async def _through_queue(service: Service, load: Workload) -> float:
             "prompt": prompt, "n_predict": load.n_predict, "ignore_eos": True, "seed": number, "cache_prompt": False
         }  # fmt: skip
         async with room:
-            asked = await service.ask(f"bench-{started}-{number}", "/completion", body)
+            fields = {"endpoint": "/completion", "body": body, "priority": "bulk"}
+            asked = await service.submit(f"bench-{started}-{number}", fields)
             assert isinstance(asked, JobView), asked
-            ended = await service.wait(asked.id, on_token=lambda: None)
+            ended = await service.follow(asked.id, on_event=lambda _: None)
         assert ended is not None and ended.status == "succeeded", ended
         tokens += ended.result["tokens_predicted"]
 

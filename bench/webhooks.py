@@ -167,8 +167,8 @@ async def _system(url: str, log: Path) -> AsyncIterator[tuple[Bus, Receipts, Sta
 
 async def _post_all(bus: Bus, receipts: Receipts, load: Load, n_deliveries: int) -> None:
     url = f"http://127.0.0.1:{receipts.port}"
-    for _ in range(load.n_hanging):
-        await _post(bus, [await _endpoint(bus, f"{url}/hang")], OF_A_HANGING_ONE)
+    for number in range(load.n_hanging):
+        await _post(bus, [await _endpoint(bus, f"{url}/hang", f"tenant {number}")], OF_A_HANGING_ONE)
     await _post(bus, [await _endpoint(bus, f"{url}/hook") for _ in range(load.n_endpoints)], n_deliveries)
 
 
@@ -200,10 +200,10 @@ async def _delays(bus: Bus, receipts: Receipts, start: Start, n_ends: int) -> li
     return delays[1:]  # the first one waited for the process to start
 
 
-async def _endpoint(bus: Bus, url: str) -> Endpoint:
+async def _endpoint(bus: Bus, url: str, tenant: str = "default") -> Endpoint:
     made = Endpoint(
-        id=bus.webhooks.new_id("default"),
-        tenant="default",
+        id=bus.webhooks.new_id(tenant),
+        tenant=tenant,
         url=url,
         event_types=EVENT_TYPES,
         secrets=(Secret(value=new_secret()),),

@@ -33,6 +33,7 @@ from shared.values import (
     Secrets,
     Texts,
 )
+from shared.webhooks import key_of
 
 __all__ = [
     "CONFIG_VARIABLE",
@@ -187,6 +188,14 @@ class WebhookSettings(Settings):
     webhook_timeout_s: Annotated[float, Flag("--webhook-timeout-s")] = Field(
         15.0, gt=0, le=25, description="seconds that a receiver may take for its answer"
     )
+
+    def check(self) -> None:
+        super().check()
+        if self.webhook_secret is not None:
+            try:
+                key_of(self.webhook_secret)
+            except ValueError as error:
+                raise ConfigError(f"--webhook-secret {error}") from None
 
 
 class ApiSettings(RequestSettings, StoreSettings, WebhookSettings, BusSettings):
@@ -707,11 +716,15 @@ class RunSettings(WorkerSettings, TasksSettings):  # type: ignore[misc]  # the s
     )
     output: Annotated[Path, Flag("-o", "--output")] = Field(description="results file to write")
     url: Annotated[str | None, Flag("--url")] = Field(
-        None, description="a running slotstream, for example http://127.0.0.1:8080; default: a stack of its own"
+        None,
+        description="a running slotstream, for example http://127.0.0.1:8080, or a service with OpenAI's files and"
+        " batches; default: a stack of its own",
     )
     api_key: Annotated[SecretStr | None, Flag("--api-key")] = Field(None, description="key for --url")
-    in_flight: Annotated[int, Flag("--in-flight")] = Field(
-        64, ge=1, le=4096, description="jobs in the queue or at work at any time"
+    window: Annotated[str, Flag("--window")] = Field(
+        "30d",
+        description="span of time, such as 12h or 7d, after which lines that are not done are given up; a service that"
+        " is no slotstream gets 24h unless this says otherwise",
     )
     restart: Annotated[bool, Flag("--restart")] = Field(
         False, description="forget an earlier run with this output and start over"

@@ -1,14 +1,13 @@
-"""The file of a run as a whole, and the keys under which its lines are asked. Lines and records are `api.lines`'s."""
+"""The file of a run as a whole. Lines and records are `api.lines`'s."""
 
 from __future__ import annotations
 
 import hashlib
-import json
+import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from api.lines.reading import BadLine, Line, LineChecker, read_lines
-from api.lines.record import Subject
 
 
 class BadInput(Exception):
@@ -40,7 +39,7 @@ def _survey(path: Path) -> Survey:
     has_good = False
     n_lines = 0
     first_fault: BadLine | None = None
-    n_bytes, sha256 = _fingerprint(path)
+    n_bytes, sha256 = fingerprint(path)
     for line in read_lines(path, limit=n_bytes):
         n_lines += 1
         if not has_good:
@@ -56,35 +55,13 @@ def _survey(path: Path) -> Survey:
     return Survey(n_lines, n_bytes, sha256)
 
 
-def _fingerprint(path: Path) -> tuple[int, str]:
+def fingerprint(path: Path, *, limit: int | None = None) -> tuple[int, str]:
+    """How many bytes it has, and their SHA-256; of the first `limit`."""
     digest = hashlib.sha256()
-    n_bytes = 0
+    n_bytes, left = 0, sys.maxsize if limit is None else limit
     with path.open("rb") as file:
-        while piece := file.read(1 << 20):
+        while piece := file.read(min(left, 1 << 20)):
             digest.update(piece)
             n_bytes += len(piece)
+            left -= len(piece)
     return n_bytes, digest.hexdigest()
-
-
-def idempotency_key(run_id: str, line: Line) -> str:
-    """The same for the same line of the same run: this is how a job made before a crash is found again."""
-    return hashlib.sha256(b"%s\n%d\n%s" % (run_id.encode(), line.number, line.digest)).hexdigest()[:40]
-
-
-def subject_of(line: Line, key: str) -> Subject:
-    """Of the record of a line that was asked under this key."""
-    return Subject(key[:24], line.number, line.custom_id)
-
-
-def bad_subject_of(line: BadLine, run_id: str) -> Subject:
-    """Of the record of a line that could not be asked."""
-    identity = hashlib.sha256(f"{run_id}\n{line.number}".encode()).hexdigest()[:24]
-    return Subject(identity, line.number, line.custom_id)
-
-
-def written(body: Any) -> bytes:
-    """The JSON of an answer. It may have half a surrogate pair in it, out of an echoed request."""
-    try:
-        return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-    except UnicodeEncodeError:
-        return json.dumps(body, allow_nan=False, separators=(",", ":")).encode()

@@ -16,8 +16,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from api.cli.events import Event
+from api.cli.jobservice import JobView
 from api.cli.progress import duration
-from api.cli.service import Event, JobView
 
 EXIT_NO = 1
 WIDE = 1000

@@ -1,6 +1,6 @@
 """`slotstream jobs`: what is in the queue, and what becomes of it. A client of the HTTP API without a back door.
 
-How jobs look stands in `jobprint`, the protocol in `service`.
+How jobs look stands in `jobprint`, the protocol in `jobservice`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from api.cli.events import Event
 from api.cli.jobprint import Printer, printer_of
-from api.cli.service import Event, JobView, Refusal, Service, ServiceLost
+from api.cli.jobservice import JobService, JobView
+from api.cli.service import Refusal, ServiceLost
 from api.schemas.strict import parse_object
 from shared.errors import InvalidRequest
 from shared.jobs import JobStatus, Lane, partition_of
@@ -27,7 +29,7 @@ LARGEST_PAGE = 100
 SHORT_PATIENCE_S = 5.0
 """How long a question that is answered at once waits for a service that is away."""
 
-Action = Callable[[Service, argparse.Namespace, Printer], Awaitable[int]]
+Action = Callable[[JobService, argparse.Namespace, Printer], Awaitable[int]]
 
 
 def jobs(argv: Sequence[str]) -> int:
@@ -108,7 +110,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 async def _act(settings: JobsSettings, asked: argparse.Namespace, prog: str) -> int:
     key = settings.api_key.get_secret_value() if settings.api_key else None
     act: Action = asked.act
-    service = Service(
+    service = JobService(
         settings.url,
         api_key=key,
         patience_s=asked.patience_s,
@@ -119,7 +121,7 @@ async def _act(settings: JobsSettings, asked: argparse.Namespace, prog: str) -> 
         return await act(service, asked, printer_of(prog, is_json="json" in asked))
 
 
-async def _list(service: Service, asked: argparse.Namespace, printer: Printer) -> int:
+async def _list(service: JobService, asked: argparse.Namespace, printer: Printer) -> int:
     found: list[JobView] = []
     query = {"status": asked.status} if asked.status else {}
     while len(found) < asked.limit:
@@ -134,7 +136,7 @@ async def _list(service: Service, asked: argparse.Namespace, printer: Printer) -
     return 0
 
 
-async def _show(service: Service, asked: argparse.Namespace, printer: Printer) -> int:
+async def _show(service: JobService, asked: argparse.Namespace, printer: Printer) -> int:
     job = await service.look(asked.id) if _may_be(asked.id) else None
     if job is None:
         return printer.miss(asked.id)
@@ -142,7 +144,7 @@ async def _show(service: Service, asked: argparse.Namespace, printer: Printer) -
     return 0
 
 
-async def _cancel(service: Service, asked: argparse.Namespace, printer: Printer) -> int:
+async def _cancel(service: JobService, asked: argparse.Namespace, printer: Printer) -> int:
     code = 0
     for job_id in asked.ids:
         job = await service.cancel(job_id) if _may_be(job_id) else None
@@ -153,7 +155,7 @@ async def _cancel(service: Service, asked: argparse.Namespace, printer: Printer)
     return code
 
 
-async def _events(service: Service, asked: argparse.Namespace, printer: Printer) -> int:
+async def _events(service: JobService, asked: argparse.Namespace, printer: Printer) -> int:
     if not _may_be(asked.id):
         return printer.miss(asked.id)
     job = await service.follow(asked.id, after=asked.after, on_event=printer.event)
@@ -163,7 +165,7 @@ async def _events(service: Service, asked: argparse.Namespace, printer: Printer)
     return _code_of(job)
 
 
-async def _submit(service: Service, asked: argparse.Namespace, printer: Printer) -> int:
+async def _submit(service: JobService, asked: argparse.Namespace, printer: Printer) -> int:
     # With a key of its own the question may be asked again after a lost answer, and is one job all the same.
     key = asked.idempotency_key or f"cli-{uuid.uuid4()}"
     job = await service.submit(key, _fields(asked))

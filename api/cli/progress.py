@@ -36,6 +36,8 @@ class Snapshot(NamedTuple):
     tokens_per_second: float | None
     left_s: float | None
     trouble: str | None = None
+    stage: str = ""
+    """What is done before or after lines are."""
 
 
 @dataclass(slots=True)
@@ -116,7 +118,7 @@ class BarDisplay:
             completed=snapshot.done,
             failed=f"{snapshot.failed} failed" if snapshot.failed else "",
             speed=_speed(snapshot.tokens_per_second),
-            left=_left(snapshot),
+            left=snapshot.stage or _left(snapshot),
             trouble=(snapshot.trouble or "")[:60].replace("[", "("),
         )
 
@@ -163,7 +165,7 @@ def plain_line(snapshot: Snapshot) -> str:
     parts = [f"{snapshot.done}/{snapshot.total} done"]
     if snapshot.failed:
         parts.append(f"{snapshot.failed} failed")
-    parts += filter(None, (_speed(snapshot.tokens_per_second), _left(snapshot)))
+    parts += filter(None, (snapshot.stage, _speed(snapshot.tokens_per_second), _left(snapshot)))
     if snapshot.trouble:
         parts.append(f"waiting: {snapshot.trouble}")
     return ", ".join(parts)

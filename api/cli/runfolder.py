@@ -1,4 +1,5 @@
-"""What is kept of a run beside its output: which input and model it began with, its spool, its logs, its server's data.
+"""What is kept of a run beside its output: which input and model it began with, what it asked a service for, its spool,
+its logs, the data of a stack of its own.
 
 One folder an output file, in the user's state folder, locked while a run is at work. Knows nothing of what is run.
 """
@@ -61,6 +62,22 @@ class RunModel(Wire):
         return cls(path=path, flag=flag, alias=next(iter(settings.names), ""))
 
 
+class Order(Wire):
+    """Some of the lines, left with a service as one batch."""
+
+    file_id: str
+    batch_id: str | None = None
+    """None until the service is known to have made it."""
+    window: str
+    """The span of time that it was asked to be done in."""
+    start: int
+    """Index of the first of its lines."""
+    stop: int
+    """Behind the last of them."""
+    n_before: int
+    """Records that there were before it gave any."""
+
+
 class RunState(Wire):
     run_id: str
     input_sha256: str
@@ -71,6 +88,13 @@ class RunState(Wire):
     phase: Phase = Phase.RUNNING
     failed: int = 0
     """Lines that failed, once the run is past `RUNNING`."""
+    n_orders: int = 0
+    """That were made and are over: done, or forgotten by their service."""
+    order: Order | None = None
+    abandoned: Order | None = None
+    """Of an earlier run with the same output, that was told to start over."""
+    spent: tuple[str, ...] = ()
+    """Files at the service that nobody needs any more."""
 
 
 class RunFolder:
@@ -79,6 +103,8 @@ class RunFolder:
         self.part = output.with_name(output.name + ".part")
         self.spool = folder / "spool.jsonl"
         self.logs = folder / "logs"
+        self.copy = folder / "lines.jsonl"
+        """Lines on their way to a service."""
         self.valkey = folder / "valkey"
         self.files = folder / "files"
         self._state_file = folder / "run.json"
@@ -103,14 +129,50 @@ class RunFolder:
 
     @property
     def run_id(self) -> str:
-        assert self._state is not None, "not begun"
-        return self._state.run_id
+        return self._begun.run_id
 
     @property
     def n_failed(self) -> int:
         """Lines that failed in a run that is complete."""
+        return self._begun.failed
+
+    @property
+    def order(self) -> Order | None:
+        """That is not over."""
+        return self._begun.order
+
+    @property
+    def next_order(self) -> str:
+        """A name for the next one: the same until that is over, and no other's ever."""
+        return f"{self.run_id}-{self._begun.n_orders}"
+
+    @property
+    def abandoned(self) -> Order | None:
+        return self._begun.abandoned
+
+    @property
+    def spent(self) -> tuple[str, ...]:
+        return self._begun.spent
+
+    @property
+    def is_first_order(self) -> bool:
+        """Whether none was over before the one that is not."""
+        return self._begun.n_orders == 0
+
+    @property
+    def has_asked(self) -> bool:
+        """Whether an order was made, whatever became of it."""
+        return self.order is not None or self._begun.n_orders > 0
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it was begun just now, not taken up."""
+        return self._is_new
+
+    @property
+    def _begun(self) -> RunState:
         assert self._state is not None, "not begun"
-        return self._state.failed
+        return self._state
 
     def begin(self, found: Survey, *, is_restart: bool, model: RunModel | None = None) -> bool:
         """Take up the run, or begin it. False when it is complete: there is nothing to do.
@@ -123,6 +185,7 @@ class RunFolder:
             if self.output.exists():
                 self._check_same(earlier, found, model)
                 self._save(earlier.model_copy(update={"phase": Phase.COMPLETE}))
+                self.tidy()
                 return False
             earlier = None  # its results were taken elsewhere: the same command means a new run
         if earlier is not None:
@@ -133,6 +196,20 @@ class RunFolder:
         self._check_writable()
         return True
 
+    def keep(self, order: Order) -> None:
+        """Remember what a service was asked for."""
+        self._save(self._begun.model_copy(update={"order": order}))
+
+    def end_order(self, *spent: str) -> None:
+        """It is over; `spent` are files at the service that were for it alone."""
+        state = self._begun
+        fresh = {"order": None, "n_orders": state.n_orders + 1, "spent": (*state.spent, *spent)}
+        self._save(state.model_copy(update=fresh))
+
+    def end_abandoned(self) -> None:
+        """Its service was told."""
+        self._save(self._begun.model_copy(update={"abandoned": None}))
+
     def forget(self) -> None:
         """As if it had not been begun just now; nothing may have been asked yet. Logs stay: they may say why.
 
@@ -141,25 +218,25 @@ class RunFolder:
         if not self._is_new:
             return
         self._drop_progress()
-        if self._replaced is not None and self._replaced.phase is Phase.COMPLETE and self.output.exists():
-            self._save(self._replaced)
+        old = self._replaced
+        if old is not None and (old.order is not None or (old.phase is Phase.COMPLETE and self.output.exists())):
+            self._save(old)
         else:
             self._state_file.unlink(missing_ok=True)
 
-    def finish(self, ledger: Ledger) -> None:
-        """Turn the complete `.part` into the output, and drop what is no longer needed.
-
-        Logs stay when lines failed: they may say why.
-        """
-        assert self._state is not None, "not begun"
-        failed = ledger.tally.failed
-        self._save(self._state.model_copy(update={"phase": Phase.FINISHING, "failed": failed}))
+    def publish(self, ledger: Ledger) -> None:
+        """Turn the complete `.part` into the output."""
+        self._save(self._begun.model_copy(update={"phase": Phase.FINISHING, "failed": ledger.tally.failed}))
         ledger.publish(self.output)
-        self._save(self._state.model_copy(update={"phase": Phase.COMPLETE}))
-        self.spool.unlink(missing_ok=True)
-        shutil.rmtree(self.valkey, ignore_errors=True)
-        shutil.rmtree(self.files, ignore_errors=True)
-        if not failed:
+        self._save(self._begun.model_copy(update={"phase": Phase.COMPLETE}))
+
+    def tidy(self) -> None:
+        """Drop what is no longer needed. Logs stay when lines failed: they may say why."""
+        for old in (self.spool, self.copy):
+            old.unlink(missing_ok=True)
+        for folder in (self.valkey, self.files):
+            shutil.rmtree(folder, ignore_errors=True)
+        if not self.n_failed:
             shutil.rmtree(self.logs, ignore_errors=True)
 
     def fresh_logs(self) -> Path:
@@ -178,15 +255,21 @@ class RunFolder:
         # What is old goes before the new state comes: the other way round, a crash in between would mix them.
         self._drop_progress()
         shutil.rmtree(self.logs, ignore_errors=True)
-        self._save(
-            RunState(run_id=secrets.token_hex(12), input_sha256=found.sha256, input=_shown(self.source), model=model)
+        old = self._replaced
+        state = RunState(
+            run_id=secrets.token_hex(12),
+            input_sha256=found.sha256,
+            input=_shown(self.source),
+            model=model,
+            abandoned=(old.order or old.abandoned) if old else None,
         )
+        self._save(state)
 
     def _drop_progress(self) -> None:
-        for old in (self.part, self.spool):
+        for old in (self.part, self.spool, self.copy):
             old.unlink(missing_ok=True)
-        shutil.rmtree(self.valkey, ignore_errors=True)
-        shutil.rmtree(self.files, ignore_errors=True)
+        for folder in (self.valkey, self.files):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _check_same(self, earlier: RunState, found: Survey, model: RunModel | None) -> None:
         if earlier.input_sha256 != found.sha256:

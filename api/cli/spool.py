@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from api.lines.record import Failure, failure_of, outcome_of
+from api.lines.record import Failure, Outcome, failure_of, outcome_of
 
 SPOOL_KEEP_BYTES = 4 * 1024 * 1024
 """A spool that is empty of waiting records is emptied on disk beyond this size."""
@@ -44,9 +44,9 @@ class Tally:
     failures: dict[int, Failure] = field(default_factory=dict)
     """By line, in their order: the first `N_FAILURES` of those that failed."""
 
-    def add(self, index: int, record: bytes) -> None:
-        """Count the record of a line. ValueError when it is none of ours."""
-        outcome = outcome_of(record)
+    def add(self, index: int, record: bytes, outcome: Outcome | None = None) -> None:
+        """Count the record of a line, and take it apart unless that was done. ValueError when it is none of ours."""
+        outcome = outcome or outcome_of(record)
         self.done += 1
         self.prompt_tokens += outcome.prompt_tokens
         self.generated_tokens += outcome.generated_tokens
@@ -96,11 +96,11 @@ class Ledger:
     def has(self, index: int) -> bool:
         return index < self.n_written or index in self._waiting
 
-    def put(self, index: int, record: bytes) -> None:
+    def put(self, index: int, record: bytes, outcome: Outcome | None = None) -> None:
         """Keep the record of a line. A second record of the same line is dropped."""
         if self.has(index):
             return
-        self.tally.add(index, record)
+        self.tally.add(index, record, outcome)
         if index != self.n_written:
             self._keep(index, record)
             return

@@ -110,8 +110,8 @@ async def open_stack(
         environment = {
             **os.environ,
             **settings.to_environment(),
-            **(extra or {}),
             "SLOTSTREAM_STORE_URL": settings.store_url.get_secret_value() or str(place.files),
+            **(extra or {}),
             "SLOTSTREAM_REDIS_URL": url,
             "SLOTSTREAM_HOST": place.host,
             "SLOTSTREAM_PORT": str(place.port),

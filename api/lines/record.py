@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 
 LONGEST_REASON = 200
 
+PREFIX = "batch_req_"
+"""Of a record's id."""
+
 
 class Outcome(NamedTuple):
     """What a record counts for."""
@@ -48,7 +51,7 @@ def unanswered(line: Subject, *, code: str, message: str) -> bytes:
 
 
 def _record(line: Subject, response: bytes, error: bytes, *, is_failed: bool) -> bytes:
-    head = _json({"id": f"batch_req_{line.identity}", "custom_id": line.custom_id})
+    head = _json({"id": f"{PREFIX}{line.identity}", "custom_id": line.custom_id})
     number = b',"line":%d' % line.number if is_failed else b""
     return b"".join((head[:-1], b',"response":', response, b',"error":', error, number, b"}"))
 
@@ -59,8 +62,12 @@ def _json(value: Any) -> bytes:
 
 def outcome_of(record: bytes) -> Outcome:
     """What a record counts for. ValueError when it is no record of ours."""
-    content = json.loads(record)
-    if not isinstance(content, dict) or not str(content.get("id", "")).startswith("batch_req_"):
+    return outcome_in(json.loads(record))
+
+
+def outcome_in(content: Any) -> Outcome:
+    """The same of a record's JSON."""
+    if not isinstance(content, dict) or not str(content.get("id", "")).startswith(PREFIX):
         raise ValueError("not a record")
     response = content.get("response")
     if not isinstance(response, dict):

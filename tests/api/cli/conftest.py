@@ -3,12 +3,17 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import multiprocessing
 import os
+import secrets
+import signal
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -52,10 +57,73 @@ def jobs_server() -> Iterator[JobsServer]:
             process.terminate()
 
 
+@dataclass
+class BatchServer:
+    """Scripted files and batches, seen from a test."""
+
+    url: str
+
+    @property
+    def open_ai(self) -> str:
+        """Where it has the manners of OpenAI's."""
+        return f"{self.url}/openai/v1"
+
+    def get(self, path: str) -> dict[str, Any]:
+        with urllib.request.urlopen(self.url + path, timeout=30) as answer:
+            content: dict[str, Any] = json.loads(answer.read())
+            return content
+
+    def script(self, **order: Any) -> None:
+        urllib.request.urlopen(self.url + "/script", data=json.dumps(order).encode(), timeout=30).close()
+
+    def refuse(self, on: str, n: int, status: int) -> None:
+        self.script(**{"on": on, "refuse": n, "with": status})
+
+
+@pytest.fixture(scope="session")
+def batch_servers() -> Iterator[str]:
+    command = [sys.executable, str(HERE / "batch_server.py")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as process:
+        assert process.stdout is not None
+        try:
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            process.terminate()
+
+
+@pytest.fixture
+def batch_server(batch_servers: str) -> BatchServer:
+    return BatchServer(f"{batch_servers}/{secrets.token_hex(4)}")
+
+
+SERVED = multiprocessing.get_context("forkserver")
+SERVED.set_forkserver_preload(["api.cli.run"])
+
+
 class Running(NamedTuple):
-    process: subprocess.Popen[str]
+    process: ForkServerProcess
     lines: IO[str]
     """What it says on stderr."""
+
+    def send_signal(self, number: signal.Signals) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+    def wait(self) -> int:
+        self.process.join(timeout=30)
+        assert self.process.exitcode is not None, "it goes on"
+        return self.process.exitcode
+
+
+def _run_apart(folder: Path, arguments: tuple[str, ...], said: Connection, variables: dict[str, str]) -> None:
+    """The command in a process of its own. That is forked from one which has imported it all: starting from nothing
+    takes longer than most runs."""
+    os.environ.clear()
+    os.environ.update(variables)
+    os.chdir(folder)
+    os.dup2(said.fileno(), 2)
+    sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - as long as the process
+    sys.exit(main(["run", *arguments]))
 
 
 @dataclass
@@ -86,19 +154,17 @@ class RunCommand:
     @contextlib.contextmanager
     def start(self, *arguments: str) -> Iterator[Running]:
         """As a process, which is killed at the end of the block."""
-        with subprocess.Popen(
-            [sys.executable, "-m", "api.cli", "run", *arguments],
-            cwd=self.folder,
-            env=environment(XDG_STATE_HOME=str(self.folder / "state")),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as process:
-            assert process.stderr is not None
-            try:
-                yield Running(process, process.stderr)
-            finally:
-                process.kill()
+        variables = environment(XDG_STATE_HOME=str(self.folder / "state"))
+        ours, its = SERVED.Pipe(duplex=False)
+        process = SERVED.Process(target=_run_apart, args=(self.folder, arguments, its, variables))
+        process.start()
+        its.close()
+        try:
+            with ours, os.fdopen(os.dup(ours.fileno())) as lines:
+                yield Running(process, lines)
+        finally:
+            process.kill()
+            process.join()
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """To its end, in this process: starting another takes longer than most runs."""

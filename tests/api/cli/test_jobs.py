@@ -13,7 +13,7 @@ from pydantic import SecretStr
 
 from api.cli.jobprint import answer_text, printable, summary
 from api.cli.jobs import EXIT_PIPE_CLOSED, LARGEST_PAGE
-from api.cli.service import JobView
+from api.cli.jobservice import JobView
 from shared.settings import ApiSettings
 from tests.api.cli.conftest import JobsServer, environment
 from tests.api.cli.jobs_command import jobs, run_here

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from api.cli.batchfile import subject_of, survey
+from api.cli import bulkrun
+from api.cli.batchfile import survey
 from api.cli.runfolder import ModelChanged, RunFolder, RunModel
 from api.cli.spool import Ledger
-from api.lines.reading import Line, LineChecker, read_lines
-from api.lines.record import answered
+from api.lines.record import Subject, answered
 from shared.settings import WorkerSettings
-from tests.api.cli.conftest import JobsServer, RunCommand
+from tests.api.cli.conftest import BatchServer, RunCommand
 
 
 def bodies(n: int, *, window: int = 8, seed: int = 1) -> list[dict[str, Any]]:
@@ -31,8 +31,8 @@ def bodies(n: int, *, window: int = 8, seed: int = 1) -> list[dict[str, Any]]:
     return [{"say": f"say-{i}", "turn": turn, "tokens": i % 3} for i, turn in enumerate(turns)]
 
 
-def go(bulk: RunCommand, server: JobsServer, *more: str) -> tuple[str, ...]:
-    return ("in.jsonl", "-o", "out.jsonl", "--url", server.url, "--in-flight", "8", *more)
+def go(bulk: RunCommand, server: BatchServer, *more: str, url: str = "") -> tuple[str, ...]:
+    return ("in.jsonl", "-o", "out.jsonl", "--url", url or server.url, *more)
 
 
 def say(result: dict[str, Any]) -> str:
@@ -40,9 +40,9 @@ def say(result: dict[str, Any]) -> str:
     return text
 
 
-def test_results_are_in_input_order_although_jobs_end_out_of_order(bulk: RunCommand, jobs_server: JobsServer) -> None:
+def test_results_are_in_input_order_although_jobs_end_out_of_order(bulk: RunCommand, batch_server: BatchServer) -> None:
     bulk.write(*bodies(50))
-    done = bulk.run(*go(bulk, jobs_server))
+    done = bulk.run(*go(bulk, batch_server))
     assert done.returncode == 0, done.stderr
     assert [result["custom_id"] for result in bulk.results()] == [f"line-{n}" for n in range(50)]
     assert [say(result) for result in bulk.results()] == [f"say-{n}" for n in range(50)]
@@ -50,97 +50,161 @@ def test_results_are_in_input_order_although_jobs_end_out_of_order(bulk: RunComm
     assert "50 lines, none failed; 150 prompt and 49 generated tokens" in done.stdout
     assert re.search(r"^\d+ generated tokens/s, ", done.stdout, re.MULTILINE)
     assert "50/50 done" in done.stderr
-    stats = jobs_server.get("/stats")
-    assert stats["posts"] == 50
-    assert stats["max_open"] <= 8
+    stats = batch_server.get("/stats")
+    assert (stats["made"], stats["windows"]) == (1, ["30d"])
+
+
+def test_of_a_run_that_is_complete_nothing_is_left_with_the_service(
+    bulk: RunCommand, batch_server: BatchServer
+) -> None:
+    bulk.write({"say": "a"}, {"reject": 400})
+    assert bulk.run(*go(bulk, batch_server)).returncode == 1
+    stats = batch_server.get("/stats")
+    assert (stats["files"], stats["deletes"]) == (0, 3)  # the input, and what came of it, good and bad
 
 
 @pytest.mark.parametrize(
     ("number", "moment"),
     [
-        *((signal.SIGKILL, moment) for moment in ("made=1", "ended=1", "ended=13", "made=32&ended=25", "ended=40")),
+        *((signal.SIGKILL, moment) for moment in ("uploads=1", "made=1", "ended=1", "ended=13", "ended=40")),
         (signal.SIGINT, "ended=13"),
         (signal.SIGTERM, "ended=25"),
     ],
 )
 def test_a_run_that_was_stopped_goes_on_without_a_line_lost_or_asked_twice(
-    bulk: RunCommand, jobs_server: JobsServer, number: signal.Signals, moment: str
+    bulk: RunCommand, batch_server: BatchServer, number: signal.Signals, moment: str
 ) -> None:
     bulk.write(*bodies(40))
-    with bulk.start(*go(bulk, jobs_server)) as first:
-        jobs_server.get(f"/when?{moment}")
-        first.process.send_signal(number)
-        code = first.process.wait(timeout=30)
+    with bulk.start(*go(bulk, batch_server)) as first:
+        batch_server.get(f"/when?{moment}")
+        first.send_signal(number)
+        code = first.wait()
     assert code in {signal.SIGKILL: {-9, 0}, signal.SIGINT: {130, 0}, signal.SIGTERM: {143, 0}}[number]
-    second = bulk.run(*go(bulk, jobs_server))
+    second = bulk.run(*go(bulk, batch_server))
     assert second.returncode == 0, second.stderr
     assert [say(result) for result in bulk.results()] == [f"say-{n}" for n in range(40)]
-    assert jobs_server.get("/stats")["says"] == sorted(f"say-{n}" for n in range(40))
+    stats = batch_server.get("/stats")
+    assert stats["says"] == sorted(f"say-{n}" for n in range(40))
+    assert (stats["uploads"], stats["made"]) == (1, 1)
 
 
-def test_records_that_waited_in_the_spool_are_not_asked_for_again(bulk: RunCommand, jobs_server: JobsServer) -> None:
+STEPS = ["reading", "upload", "asked", "create"]
+"""Where a request waits: before its file was read, before the answer that it is kept, and likewise with the batch."""
+
+
+@pytest.mark.parametrize("way", ["slotstream", "openai"])
+@pytest.mark.parametrize("step", STEPS)
+def test_a_run_that_was_killed_between_two_steps_does_neither_of_them_twice(
+    bulk: RunCommand, batch_server: BatchServer, step: str, way: str
+) -> None:
+    url = batch_server.open_ai if way == "openai" else batch_server.url
+    bulk.write(*bodies(5))
+    batch_server.script(on=step, hold=True)
+    with bulk.start(*go(bulk, batch_server, url=url)) as first:
+        batch_server.get("/when?held=1")
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+    if step in ("upload", "create"):  # else what was asked before it died would be done when it is let go
+        batch_server.script(on=step, hold=False)
+    else:
+        batch_server.script(on=step, drop=True)
+    second = bulk.run(*go(bulk, batch_server, url=url))
+    assert second.returncode == 0, second.stderr
+    assert [say(result) for result in bulk.results()] == [f"say-{n}" for n in range(5)]
+    stats = batch_server.get("/stats")
+    assert (stats["uploads"], stats["made"], stats["files"]) == (1, 1, 0)
+
+
+def test_records_that_waited_in_the_spool_are_not_sent_again(bulk: RunCommand, batch_server: BatchServer) -> None:
     bulk.write({"say": "never", "turn": 99}, *({"say": f"early-{n}"} for n in range(9)))
-    with bulk.start(*go(bulk, jobs_server)) as first:
+    with bulk.start(*go(bulk, batch_server)) as first:
         assert next(text for text in first.lines if "9/10 done" in text)
     assert bulk.part.read_bytes() == b""
-    with bulk.start(*go(bulk, jobs_server)) as second:
+    with bulk.start(*go(bulk, batch_server)) as second:
         assert "9 of 10 lines" in next(text for text in second.lines if "going on" in text)
-        jobs_server.get("/when?posts=11")
-    assert jobs_server.get("/stats")["posts"] == 11
+        batch_server.get("/when?follows=2")
+    stats = batch_server.get("/stats")
+    assert (stats["made"], stats["sent"]) == (1, 9)
 
 
-def test_what_a_crash_left_half_written_is_cut(bulk: RunCommand, jobs_server: JobsServer) -> None:
+def test_what_a_service_tells_twice_or_breaks_off_is_taken_once(bulk: RunCommand, batch_server: BatchServer) -> None:
+    batch_server.script(stutter=True)
+    bulk.write(*bodies(20))
+    done = bulk.run(*go(bulk, batch_server))
+    assert done.returncode == 0, done.stderr
+    assert [say(result) for result in bulk.results()] == [f"say-{n}" for n in range(20)]
+
+
+def test_a_record_that_a_crash_took_from_the_middle_is_asked_for_again(
+    bulk: RunCommand, batch_server: BatchServer
+) -> None:
+    bulk.write({"say": "last", "turn": 9}, *({"say": f"early-{n}"} for n in range(9)))
+    batch_server.script(on="events", hold=True)
+    with bulk.start(*go(bulk, batch_server)):
+        batch_server.get("/when?held=1")
+    batch_server.script(on="events", hold=False)
+    (state,) = (bulk.folder / "state").rglob("run.json")
+    # As if the machine had stopped, and its disk had the second of two records only.
+    response = {"status_code": 200, "body": {"usage": {}}}
+    record = {"id": "batch_req_1", "custom_id": "line-5", "response": response, "error": None}
+    (state.parent / "spool.jsonl").write_text('{"line":5,"record":' + json.dumps(record) + "}\n")
+    done = bulk.run(*go(bulk, batch_server))
+    assert done.returncode == 0, done.stderr
+    assert [result["custom_id"] for result in bulk.results()] == [f"line-{n}" for n in range(10)]
+    assert batch_server.get("/stats")["made"] == 1
+
+
+def test_what_a_crash_left_half_written_is_cut(bulk: RunCommand, batch_server: BatchServer) -> None:
     bulk.write(*bodies(30), {"say": "never", "turn": 99})
-    with bulk.start(*go(bulk, jobs_server)) as first:
-        jobs_server.get("/when?ended=30")
+    with bulk.start(*go(bulk, batch_server)) as first:
         next(text for text in first.lines if "30/31 done" in text)
     with bulk.part.open("a") as part:
         part.write('{"id":"batch_req_1","cust')
-    with bulk.start(*go(bulk, jobs_server)) as second:
+    with bulk.start(*go(bulk, batch_server)) as second:
         assert "30 of 31 lines" in next(text for text in second.lines if "going on" in text)
     records = [json.loads(line) for line in bulk.part.read_text().splitlines()]
     assert [record["custom_id"] for record in records] == [f"line-{n}" for n in range(30)]
 
 
-def test_a_rate_is_of_prompts_where_nothing_is_generated(bulk: RunCommand, jobs_server: JobsServer) -> None:
+def test_a_rate_is_of_prompts_where_nothing_is_generated(bulk: RunCommand, batch_server: BatchServer) -> None:
     bulk.write({"tokens": 0}, {"tokens": 0})
-    done = bulk.run(*go(bulk, jobs_server))
+    done = bulk.run(*go(bulk, batch_server))
     assert "6 prompt and 0 generated tokens" in done.stdout
     assert re.search(r"^\d+ prompt tokens/s, ", done.stdout, re.MULTILINE)
 
 
-def test_a_complete_run_says_so_and_does_nothing(bulk: RunCommand, jobs_server: JobsServer) -> None:
+def test_a_complete_run_says_so_and_does_nothing(bulk: RunCommand, batch_server: BatchServer) -> None:
     bulk.write(*bodies(5))
-    assert bulk.run(*go(bulk, jobs_server)).returncode == 0
+    assert bulk.run(*go(bulk, batch_server)).returncode == 0
     before = bulk.output.read_bytes()
-    again = bulk.run(*go(bulk, jobs_server))
+    again = bulk.run(*go(bulk, batch_server))
     assert again.returncode == 0
     assert "complete already" in again.stderr
     assert bulk.output.read_bytes() == before
-    assert jobs_server.get("/stats")["posts"] == 5
+    assert batch_server.get("/stats")["made"] == 1
 
 
 def test_a_complete_run_with_failures_fails_again_when_it_is_asked_again(
-    bulk: RunCommand, jobs_server: JobsServer
+    bulk: RunCommand, batch_server: BatchServer
 ) -> None:
     bulk.write({"say": "x"}, {"reject": 400}, {"status": "expired"})
-    assert bulk.run(*go(bulk, jobs_server)).returncode == 1
-    again = bulk.run(*go(bulk, jobs_server))
+    assert bulk.run(*go(bulk, batch_server)).returncode == 1
+    again = bulk.run(*go(bulk, batch_server))
     assert again.returncode == 1
     assert again.stderr.endswith("out.jsonl is complete already, 2 lines failed; --restart does it again\n")
-    assert jobs_server.get("/stats")["posts"] == 3
+    assert batch_server.get("/stats")["made"] == 1
     bulk.write({"say": "good"})
-    assert bulk.run(*go(bulk, jobs_server, "--restart")).returncode == 0
-    assert bulk.run(*go(bulk, jobs_server)).returncode == 0
+    assert bulk.run(*go(bulk, batch_server, "--restart")).returncode == 0
+    assert bulk.run(*go(bulk, batch_server)).returncode == 0
 
 
 def test_the_first_failures_are_told_at_the_end_with_their_place_in_the_file(
-    bulk: RunCommand, jobs_server: JobsServer
+    bulk: RunCommand, batch_server: BatchServer
 ) -> None:
     fail = {"fail": {"code": 503, "message": "too\nlate"}}
     bulk.write({"say": "a"}, fail | {"turn": 2}, {"reject": 400}, {"status": "expired"})
     bulk.source.write_text("\nnot json\n\n" + bulk.source.read_text())
-    done = bulk.run(*go(bulk, jobs_server))
+    done = bulk.run(*go(bulk, batch_server))
     assert done.returncode == 1
     assert done.stdout.splitlines()[0].startswith("5 lines, 4 failed; ")
     assert done.stdout.splitlines()[1:5] == [
@@ -154,10 +218,10 @@ def test_the_first_failures_are_told_at_the_end_with_their_place_in_the_file(
 
 @pytest.mark.parametrize("flag", [["-m", "demo"], ["-mdemo"], ["--model", "demo"], ["--model=demo"], ["-hf", "a/b"]])
 def test_a_service_and_a_model_of_ones_own_are_refused_together(
-    bulk: RunCommand, jobs_server: JobsServer, flag: list[str]
+    bulk: RunCommand, batch_server: BatchServer, flag: list[str]
 ) -> None:
     bulk.write({"say": "x"})
-    refused = bulk.run(*go(bulk, jobs_server), *flag)
+    refused = bulk.run(*go(bulk, batch_server), *flag)
     assert refused.returncode == 2
     assert refused.stderr.startswith(f"slotstream run: {flag[0].partition('=')[0].removesuffix('demo')} is of no use")
     assert refused.stderr.count("\n") == 1
@@ -165,11 +229,11 @@ def test_a_service_and_a_model_of_ones_own_are_refused_together(
 
 
 def test_a_model_in_the_settings_file_is_for_other_commands_than_run_with_a_service(
-    bulk: RunCommand, jobs_server: JobsServer
+    bulk: RunCommand, batch_server: BatchServer
 ) -> None:
     bulk.write({"say": "x"})
     (bulk.folder / "slotstream.toml").write_text('model = "nothing.gguf"\n')
-    assert bulk.run(*go(bulk, jobs_server)).returncode == 0
+    assert bulk.run(*go(bulk, batch_server)).returncode == 0
 
 
 @pytest.mark.parametrize(("model", "fault"), [("nothing.gguf", "no such file or directory"), (".", "is a directory")])
@@ -189,38 +253,144 @@ def test_of_a_finished_run_a_note_is_kept_and_its_logs_only_when_lines_failed(
 ) -> None:
     bulk.write({})
     found = survey(bulk.source)
-    line = LineChecker()(next(read_lines(bulk.source)))
-    assert isinstance(line, Line)
     with RunFolder.open(bulk.folder / "state", bulk.source, bulk.output) as run:
         assert run.begin(found, is_restart=False)
         (run.fresh_logs() / "api.log").touch()
-        run.valkey.mkdir()
+        run.copy.touch()
+        for folder in (run.valkey, run.files):
+            folder.mkdir()
         with Ledger(run.part, run.spool, n_lines=1) as ledger:
-            ledger.put(0, answered(subject_of(line, "k"), status=status, request_id=None, body=b"{}"))
-            run.finish(ledger)
+            ledger.put(0, answered(Subject("k", 1, "a"), status=status, request_id=None, body=b"{}"))
+            run.publish(ledger)
+        run.tidy()
         assert {path.name for path in run.folder.iterdir()} == kept
         assert run.begin(found, is_restart=True)
         assert {path.name for path in run.folder.iterdir()} == {"run.json", "lock"}
 
 
+def test_a_crash_after_the_results_stood_leaves_nothing_behind_for_good(bulk: RunCommand) -> None:
+    bulk.write({})
+    found = survey(bulk.source)
+    with RunFolder.open(bulk.folder / "state", bulk.source, bulk.output) as run:
+        run.begin(found, is_restart=False)
+        run.valkey.mkdir()
+        with Ledger(run.part, run.spool, n_lines=1) as ledger:
+            ledger.put(0, answered(Subject("k", 1, "a"), status=200, request_id=None, body=b"{}"))
+            run.publish(ledger)
+        assert not run.begin(found, is_restart=False)
+        assert {path.name for path in run.folder.iterdir()} == {"run.json", "lock"}
+
+
 def test_restart_does_everything_again_and_replaces_the_results_at_the_end(
-    bulk: RunCommand, jobs_server: JobsServer
+    bulk: RunCommand, batch_server: BatchServer
 ) -> None:
     bulk.write(*bodies(5))
-    assert bulk.run(*go(bulk, jobs_server)).returncode == 0
+    assert bulk.run(*go(bulk, batch_server)).returncode == 0
     bulk.write({"say": "new"})
-    assert bulk.run(*go(bulk, jobs_server, "--restart")).returncode == 0
+    assert bulk.run(*go(bulk, batch_server, "--restart")).returncode == 0
     assert [say(result) for result in bulk.results()] == ["new"]
-    assert jobs_server.get("/stats")["posts"] == 6
+    assert batch_server.get("/stats")["made"] == 2
+
+
+def test_restart_cancels_the_batch_that_it_begins_anew(bulk: RunCommand, batch_server: BatchServer) -> None:
+    bulk.write({"say": "old", "turn": 99})
+    with bulk.start(*go(bulk, batch_server)):
+        batch_server.get("/when?follows=1")
+    bulk.write({"say": "new"})
+    done = bulk.run(*go(bulk, batch_server, "--restart"))
+    assert done.returncode == 0, done.stderr
+    assert [say(result) for result in bulk.results()] == ["new"]
+    stats = batch_server.get("/stats")
+    assert (stats["statuses"], stats["files"]) == (["cancelled", "completed"], 0)
+
+
+def test_a_batch_that_its_service_forgot_is_asked_for_again_without_what_is_known(
+    bulk: RunCommand, batch_server: BatchServer
+) -> None:
+    bulk.write({"say": "late", "turn": 1}, {"say": "never", "turn": 99}, {"say": "early"})
+    with bulk.start(*go(bulk, batch_server)) as first:
+        next(text for text in first.lines if "2/3 done" in text)
+        batch_server.script(forget=True)
+        said = next(text for text in first.lines if "any more" in text)
+        assert "does not know the batch any more; asking again for 1 line" in said
+        stats = batch_server.get("/when?uploads=2&made=1")
+    assert stats["says"] == ["early", "late", "never", "never"]
+    assert stats["inputs"][1].startswith("\n{"), "what is left keeps its number"
+
+
+def test_a_file_that_its_service_forgot_is_sent_again(bulk: RunCommand, batch_server: BatchServer) -> None:
+    bulk.write(*bodies(5))
+    batch_server.script(on="asked", hold=True)
+    with bulk.start(*go(bulk, batch_server)):
+        batch_server.get("/when?held=1")
+    batch_server.script(forget=True)
+    batch_server.script(on="asked", drop=True)
+    done = bulk.run(*go(bulk, batch_server))
+    assert done.returncode == 0, done.stderr
+    assert len(bulk.results()) == 5
+
+
+def test_a_file_of_more_lines_than_a_batch_may_have_is_several(
+    bulk: RunCommand, batch_server: BatchServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulkrun, "MOST_LINES", 4)
+    bulk.write(*({"say": f"say-{n}"} for n in range(10)), {"reject": 400})
+    lines = bulk.source.read_text().splitlines()
+    bulk.source.write_text("\n".join([*lines[:5], "not json", lines[0], *lines[5:]]) + "\n")
+    done = bulk.run(*go(bulk, batch_server))
+    assert done.returncode == 1, done.stderr
+    assert [(r["custom_id"], r.get("line")) for r in bulk.results()] == [
+        *((f"line-{n}", None) for n in range(5)),
+        (None, 6),
+        ("line-0", 7),
+        *((f"line-{n}", None) for n in range(5, 10)),
+        ("line-10", 13),
+    ]
+    stats = batch_server.get("/stats")
+    assert (stats["made"], stats["files"], len(stats["says"])) == (3, 0, 11)
+
+
+def test_a_batch_that_its_service_does_not_take_is_said_and_forgotten(
+    bulk: RunCommand, batch_server: BatchServer
+) -> None:
+    bulk.write({"say": "too much"})
+    refused = bulk.run(*go(bulk, batch_server))
+    assert refused.returncode == 2
+    assert refused.stderr.endswith("slotstream run: in.jsonl is not taken as a batch: it is too much\n")
+    assert batch_server.get("/stats")["files"] == 0
+    bulk.write({"say": "less"})
+    assert bulk.run(*go(bulk, batch_server)).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("step", "status", "sentence"),
+    [
+        ("upload", 413, "in.jsonl is not taken: the service answered 413: come back"),
+        ("upload", 500, "in.jsonl is not taken: the service answered 500: come back"),
+        ("create", 400, "in.jsonl is not taken as a batch: the service answered 400: come back"),
+        ("upload", 401, "refuses the API key (see --api-key)"),
+        ("create", 403, "refuses the API key (see --api-key)"),
+    ],
+)
+def test_a_no_is_one_sentence(
+    bulk: RunCommand, batch_server: BatchServer, step: str, status: int, sentence: str
+) -> None:
+    bulk.write({"say": "x"})
+    batch_server.refuse(step, 9, status)
+    refused = bulk.run(*go(bulk, batch_server))
+    assert refused.returncode == 2
+    assert refused.stderr.splitlines()[-1].endswith(sentence)
+    assert "Traceback" not in refused.stderr
+    assert not bulk.output.exists()
 
 
 def test_results_that_were_taken_elsewhere_make_the_same_command_a_new_run(
-    bulk: RunCommand, jobs_server: JobsServer
+    bulk: RunCommand, batch_server: BatchServer
 ) -> None:
     bulk.write({"say": "x"})
-    assert bulk.run(*go(bulk, jobs_server)).returncode == 0
+    assert bulk.run(*go(bulk, batch_server)).returncode == 0
     bulk.output.rename(bulk.folder / "kept.jsonl")
-    assert bulk.run(*go(bulk, jobs_server)).returncode == 0
+    assert bulk.run(*go(bulk, batch_server)).returncode == 0
     assert len(bulk.results()) == 1
 
 
@@ -277,29 +447,31 @@ def test_a_model_is_the_same_however_its_path_is_written(bulk: RunCommand, monke
 
 
 @pytest.mark.parametrize("is_complete", [True, False])
-def test_a_changed_input_is_refused_until_restart(bulk: RunCommand, jobs_server: JobsServer, is_complete: bool) -> None:
+def test_a_changed_input_is_refused_until_restart(
+    bulk: RunCommand, batch_server: BatchServer, is_complete: bool
+) -> None:
     bulk.write({"say": "x"}, {"say": "y", "turn": 1 if is_complete else 99})
     if is_complete:
-        assert bulk.run(*go(bulk, jobs_server)).returncode == 0
+        assert bulk.run(*go(bulk, batch_server)).returncode == 0
     else:
-        with bulk.start(*go(bulk, jobs_server)):
-            jobs_server.get("/when?ended=1")
+        with bulk.start(*go(bulk, batch_server)):
+            batch_server.get("/when?follows=1")
     bulk.write({"say": "z"})
-    refused = bulk.run(*go(bulk, jobs_server))
+    refused = bulk.run(*go(bulk, batch_server))
     assert refused.returncode == 2
     assert "in.jsonl has changed since the run" in refused.stderr
     assert refused.stderr.count("\n") == 1
-    assert bulk.run(*go(bulk, jobs_server, "--restart")).returncode == 0
+    assert bulk.run(*go(bulk, batch_server, "--restart")).returncode == 0
     assert [say(result) for result in bulk.results()] == ["z"]
 
 
 def test_bad_lines_are_records_with_their_line_number_and_the_others_run(
-    bulk: RunCommand, jobs_server: JobsServer
+    bulk: RunCommand, batch_server: BatchServer
 ) -> None:
     bulk.write({"say": "a"}, {"say": "b"})
     good = bulk.source.read_text().splitlines()
     bulk.source.write_text("\n".join(["not json", good[0], "", good[0], good[1], "{}"]) + "\n")
-    done = bulk.run(*go(bulk, jobs_server))
+    done = bulk.run(*go(bulk, batch_server))
     assert done.returncode == 1
     assert "5 lines, 3 failed" in done.stdout
     outcome = [
@@ -315,57 +487,45 @@ def test_bad_lines_are_records_with_their_line_number_and_the_others_run(
     ]
 
 
-def test_each_way_to_fail_has_its_record(bulk: RunCommand, jobs_server: JobsServer) -> None:
+def test_each_way_to_fail_has_its_record(bulk: RunCommand, batch_server: BatchServer) -> None:
     bulk.write(
         {"reject": 400},
         {"fail": {"code": 503, "message": "no", "type": "unavailable_error"}},
         {"fail": {"code": "odd", "message": "no"}},
         {"status": "cancelled"},
         {"status": "expired"},
-        {"lose": 99},
         {"say": "good"},
     )
-    done = bulk.run(*go(bulk, jobs_server))
+    done = bulk.run(*go(bulk, batch_server))
     assert done.returncode == 1
     results = bulk.results()
-    assert [(r["response"] or {}).get("status_code") for r in results] == [400, 503, 500, None, None, None, 200]
-    assert [(r["error"] or {}).get("code") for r in results] == [
-        None,
-        None,
-        None,
-        "batch_cancelled",
-        "batch_expired",
-        "job_lost",
-        None,
-    ]
+    assert [(r["response"] or {}).get("status_code") for r in results] == [400, 503, 500, None, None, 200]
+    codes = [(r["error"] or {}).get("code") for r in results]
+    assert codes == [None, None, None, "batch_cancelled", "batch_expired", None]
+    assert [r.get("line") for r in results] == [1, 2, 3, 4, 5, None]
     assert results[0]["response"]["request_id"] == "req_1"
     assert results[0]["response"]["body"]["error"]["message"] == "no such thing"
 
 
 @pytest.mark.parametrize("status", [429, 503, 502, 0])
-def test_a_service_that_is_full_or_away_is_waited_for(bulk: RunCommand, jobs_server: JobsServer, status: int) -> None:
-    jobs_server.script(refuse=10, status=status)
-    bulk.write(*bodies(12))
-    done = bulk.run(*go(bulk, jobs_server))
-    assert done.returncode == 0, done.stderr
-    assert jobs_server.get("/stats")["says"] == sorted(f"say-{n}" for n in range(12))
-    assert jobs_server.get("/stats")["posts"] == 22
-
-
-def test_a_stream_that_is_cut_and_a_job_that_is_lost_are_taken_up_again(
-    bulk: RunCommand, jobs_server: JobsServer
+@pytest.mark.parametrize("step", ["upload", "create", "events"])
+def test_a_service_that_is_full_or_away_is_waited_for(
+    bulk: RunCommand, batch_server: BatchServer, step: str, status: int
 ) -> None:
-    bulk.write({"say": "cut", "tokens": 5, "cut": 5}, {"say": "lost", "lose": 2})
-    done = bulk.run(*go(bulk, jobs_server))
+    batch_server.refuse(step, 3, status)
+    bulk.write(*bodies(12))
+    done = bulk.run(*go(bulk, batch_server))
     assert done.returncode == 0, done.stderr
-    assert [say(result) for result in bulk.results()] == ["cut", "lost"]
+    stats = batch_server.get("/stats")
+    assert stats["says"] == sorted(f"say-{n}" for n in range(12))
+    assert (stats["made"], stats["uploads"]) == (1, 1)
 
 
-def test_two_runs_do_not_write_one_output(bulk: RunCommand, jobs_server: JobsServer) -> None:
+def test_two_runs_do_not_write_one_output(bulk: RunCommand, batch_server: BatchServer) -> None:
     bulk.write({"say": "x", "turn": 99})
-    with bulk.start(*go(bulk, jobs_server)):
-        jobs_server.get("/when?made=1")
-        second = bulk.run(*go(bulk, jobs_server))
+    with bulk.start(*go(bulk, batch_server)):
+        batch_server.get("/when?made=1")
+        second = bulk.run(*go(bulk, batch_server))
     assert second.returncode == 2
     assert "another slotstream run" in second.stderr
 
@@ -405,25 +565,25 @@ def make_csv(bulk: RunCommand) -> None:
         (make_foreign_output, ["in.jsonl", "-o", "out.jsonl"], "exists already; --restart replaces it"),
         (make_foreign_part, ["in.jsonl", "-o", "out.jsonl"], "--restart replaces it"),
         (nothing, ["in.jsonl"], "-o"),
-        (nothing, ["in.jsonl", "-o", "out.jsonl", "--in-flight", "0"], "--in-flight"),
+        (nothing, ["in.jsonl", "-o", "out.jsonl", "--window", "soon"], "--window: must be a span of time"),
         (nothing, ["in.jsonl", "-o", "out.jsonl", "--state-dir", "/proc/x"], "cannot make the folder"),
     ],
 )
 def test_what_cannot_work_is_one_sentence_before_anything_starts(
     bulk: RunCommand,
-    jobs_server: JobsServer,
+    batch_server: BatchServer,
     prepare: Callable[[RunCommand], None],
     arguments: list[str],
     sentence: str,
 ) -> None:
     bulk.write({"say": "x"})
     prepare(bulk)
-    refused = bulk.run(*arguments, "--url", jobs_server.url)
+    refused = bulk.run(*arguments, "--url", batch_server.url)
     assert refused.returncode == 2
     assert sentence in refused.stderr
     assert refused.stderr.count("\n") == 1
     assert "Traceback" not in refused.stderr
-    assert jobs_server.get("/stats")["posts"] == 0
+    assert batch_server.get("/stats")["uploads"] == 0
 
 
 def test_without_a_model_or_a_service_it_asks_for_one(bulk: RunCommand) -> None:
@@ -433,14 +593,16 @@ def test_without_a_model_or_a_service_it_asks_for_one(bulk: RunCommand) -> None:
     assert "which model?" in refused.stderr
 
 
-def test_an_api_without_jobs_is_said_at_once_and_makes_no_records(bulk: RunCommand, jobs_server: JobsServer) -> None:
+def test_an_api_without_batches_is_said_at_once_and_makes_no_records(
+    bulk: RunCommand, batch_server: BatchServer
+) -> None:
     bulk.write({"say": "x"})
-    jobs_server.script(refuse=1, status=404)
-    for url in (f"{jobs_server.url}/elsewhere", f"{jobs_server.url}/v1"):
-        refused = bulk.run("in.jsonl", "-o", "out.jsonl", "--url", url)
+    for url in (f"{batch_server.url}/elsewhere", f"{batch_server.url}/elsewhere/v1"):
+        refused = bulk.run(*go(bulk, batch_server, url=url))
         assert refused.returncode == 2
-        assert "is not a slotstream" in refused.stderr
-    assert bulk.part.read_bytes() == b""
+        assert "is not a slotstream, nor has it batches: GET /v1/batches answered 404" in refused.stderr
+        assert refused.stderr.splitlines()[-1].startswith("slotstream run: ")
+    assert not bulk.part.exists()
 
 
 def test_a_service_that_is_not_there_is_said_at_once(bulk: RunCommand) -> None:
@@ -459,26 +621,26 @@ def unused_url() -> str:
         return f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
-def test_a_run_that_met_no_service_is_forgotten(bulk: RunCommand, jobs_server: JobsServer) -> None:
+def test_a_run_that_met_no_service_is_forgotten(bulk: RunCommand, batch_server: BatchServer) -> None:
     bulk.write({"say": "x"})
     assert bulk.run("in.jsonl", "-o", "out.jsonl", "--url", unused_url()).returncode == 2
     assert [path.name for path in bulk.folder.iterdir() if path.is_file()] == ["in.jsonl"]
     bulk.source.rename(bulk.folder / "other.jsonl")
     bulk.write({"say": "y"})
-    done = bulk.run(*go(bulk, jobs_server))
+    done = bulk.run(*go(bulk, batch_server))
     assert done.returncode == 0, done.stderr
-    assert bulk.run(*go(bulk, jobs_server), "--restart", "--url", unused_url()).returncode == 2
-    assert "complete already" in bulk.run(*go(bulk, jobs_server)).stderr, "the results are of a run as before"
+    assert bulk.run(*go(bulk, batch_server), "--restart", "--url", unused_url()).returncode == 2
+    assert "complete already" in bulk.run(*go(bulk, batch_server)).stderr, "the results are of a run as before"
 
 
-def test_a_run_that_was_taken_up_is_kept_when_its_service_is_away(bulk: RunCommand, jobs_server: JobsServer) -> None:
+def test_a_run_that_was_taken_up_is_kept_when_its_service_is_away(bulk: RunCommand, batch_server: BatchServer) -> None:
     bulk.write({"say": "x", "turn": 99})
-    with bulk.start(*go(bulk, jobs_server)):
-        jobs_server.get("/when?made=1")
+    with bulk.start(*go(bulk, batch_server)):
+        batch_server.get("/when?follows=1")
     (state,) = (bulk.folder / "state").rglob("run.json")
     before = json.loads(state.read_text())
     assert bulk.run("in.jsonl", "-o", "out.jsonl", "--url", unused_url()).returncode == 2
-    assert json.loads(state.read_text()) == before, "its jobs are found by the run's id"
+    assert json.loads(state.read_text()) == before, "its batch is found by that"
 
 
 def test_a_bad_model_does_not_keep_the_next_one_out(bulk: RunCommand) -> None:
@@ -491,11 +653,11 @@ def test_a_bad_model_does_not_keep_the_next_one_out(bulk: RunCommand) -> None:
         assert "begun with" not in refused.stderr
 
 
-def test_another_input_for_the_same_output_is_called_that(bulk: RunCommand, jobs_server: JobsServer) -> None:
+def test_another_input_for_the_same_output_is_called_that(bulk: RunCommand, batch_server: BatchServer) -> None:
     bulk.write({"say": "x"})
-    assert bulk.run(*go(bulk, jobs_server)).returncode == 0
+    assert bulk.run(*go(bulk, batch_server)).returncode == 0
     (bulk.folder / "other.jsonl").write_text(bulk.source.read_text().replace("x", "y"))
-    refused = bulk.run("other.jsonl", "-o", "out.jsonl", "--url", jobs_server.url)
+    refused = bulk.run("other.jsonl", "-o", "out.jsonl", "--url", batch_server.url)
     assert refused.returncode == 2
     assert f"out.jsonl was begun with another file, {bulk.source}; " in refused.stderr
 
@@ -504,40 +666,54 @@ def test_another_input_for_the_same_output_is_called_that(bulk: RunCommand, jobs
     ("more", "sentence"),
     [([], "the same command goes on from here"), (["--restart"], "the same command without --restart goes on")],
 )
-def test_a_stop_says_how_to_go_on(bulk: RunCommand, jobs_server: JobsServer, more: list[str], sentence: str) -> None:
+def test_a_stop_says_how_to_go_on(bulk: RunCommand, batch_server: BatchServer, more: list[str], sentence: str) -> None:
     bulk.write({"say": "x", "turn": 99})
-    with bulk.start(*go(bulk, jobs_server), *more) as stopped:
-        jobs_server.get("/when?made=1")
-        stopped.process.send_signal(signal.SIGINT)
-        assert stopped.lines.read().endswith(f"slotstream run: stopped; {sentence}\n")
+    with bulk.start(*go(bulk, batch_server), *more) as stopped:
+        batch_server.get("/when?follows=1")
+        stopped.send_signal(signal.SIGINT)
+        said = stopped.lines.read()
+    assert said.endswith(f"slotstream run: stopped; the service goes on with the batch, and {sentence}\n")
+    assert batch_server.get("/stats")["cancels"] == 0
 
 
-def test_a_state_that_cannot_be_read_is_no_state(bulk: RunCommand, jobs_server: JobsServer) -> None:
+def test_a_stop_before_the_file_was_sent_says_that_nothing_was_begun(
+    bulk: RunCommand, batch_server: BatchServer
+) -> None:
     bulk.write({"say": "x"})
-    assert bulk.run(*go(bulk, jobs_server)).returncode == 0
+    batch_server.script(on="reading", hold=True)
+    with bulk.start(*go(bulk, batch_server, "--restart")) as stopped:
+        batch_server.get("/when?held=1")
+        stopped.send_signal(signal.SIGINT)
+        assert stopped.lines.read().endswith("slotstream run: stopped; nothing was begun\n")
+    assert not bulk.part.exists()
+
+
+def test_a_state_that_cannot_be_read_is_no_state(bulk: RunCommand, batch_server: BatchServer) -> None:
+    bulk.write({"say": "x"})
+    assert bulk.run(*go(bulk, batch_server)).returncode == 0
     (state,) = (bulk.folder / "state").rglob("run.json")
     state.write_text("{")
-    again = bulk.run(*go(bulk, jobs_server))
+    again = bulk.run(*go(bulk, batch_server))
     assert again.returncode == 2
     assert "exists already" in again.stderr
 
 
-def test_a_crash_between_the_rename_and_its_note_is_complete(bulk: RunCommand, jobs_server: JobsServer) -> None:
+def test_a_crash_between_the_rename_and_its_note_is_complete(bulk: RunCommand, batch_server: BatchServer) -> None:
     bulk.write({"say": "x"})
-    assert bulk.run(*go(bulk, jobs_server)).returncode == 0
+    assert bulk.run(*go(bulk, batch_server)).returncode == 0
     (state,) = (bulk.folder / "state").rglob("run.json")
     state.write_text(json.dumps(json.loads(state.read_text()) | {"phase": "finishing"}))
-    again = bulk.run(*go(bulk, jobs_server))
+    again = bulk.run(*go(bulk, batch_server))
     assert (again.returncode, "complete already" in again.stderr) == (0, True)
 
 
 def test_the_output_may_be_anywhere_and_the_state_is_the_outputs(
-    bulk: RunCommand, jobs_server: JobsServer, tmp_path: Path
+    bulk: RunCommand, batch_server: BatchServer, tmp_path: Path
 ) -> None:
     bulk.write({"say": "x"})
     (tmp_path / "deep").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "deep")
-    first = bulk.run("in.jsonl", "-o", "link/out.jsonl", "--url", jobs_server.url)
+    first = bulk.run("in.jsonl", "-o", "link/out.jsonl", "--url", batch_server.url)
     assert first.returncode == 0, first.stderr
-    second = bulk.run("in.jsonl", "-o", "deep/out.jsonl", "--url", jobs_server.url)
+    second = bulk.run("in.jsonl", "-o", "deep/out.jsonl", "--url", batch_server.url)
     assert "complete already" in second.stderr

@@ -7,19 +7,14 @@ import time
 import pytest
 from starlette.exceptions import HTTPException
 
-from api.cli.service import (
-    LONGEST_PAUSE_S,
-    EventBuffer,
-    JobView,
-    Pause,
-    Service,
-    ServiceLost,
-    is_path_unknown,
-    retry_after,
-)
+from api.cli.events import EventBuffer
+from api.cli.jobservice import JobService, JobView
+from api.cli.service import LONGEST_PAUSE_S, Pause, ServiceLost, is_path_unknown, retry_after
 from api.problems import body_of
 from shared.errors import UnknownJob, UnknownModel
 from tests.api.cli.conftest import JobsServer
+
+ASKED = {"endpoint": "/completion", "body": {}, "priority": "bulk"}
 
 STREAM = b': hello\n\nid: 1\nevent: token\ndata: {"text": "a"}\n\n\n\nevent: done\ndata: {"x":\ndata: 1}\n\nevent: lost'
 
@@ -58,39 +53,39 @@ def test_retry_after_may_be_a_date() -> None:
 
 async def test_a_service_that_stays_away_is_given_up(jobs_server: JobsServer) -> None:
     jobs_server.script(refuse=1_000_000, status=503)
-    async with Service(jobs_server.url, patience_s=0.2) as service:
+    async with JobService(jobs_server.url, patience_s=0.2) as service:
         with pytest.raises(ServiceLost, match="has been away for 0 s: the service answered 503: come back"):
-            await service.ask("key", "/completion", {})
+            await service.submit("key", ASKED)
 
 
 async def test_a_service_that_is_only_full_is_not_given_up(jobs_server: JobsServer) -> None:
     jobs_server.script(refuse=10, status=429)
-    async with Service(jobs_server.url, patience_s=0.0) as service:
-        await service.ask("key", "/completion", {})
+    async with JobService(jobs_server.url, patience_s=0.0) as service:
+        await service.submit("key", ASKED)
         assert service.trouble is None
 
 
 @pytest.mark.parametrize("tail", ["", "/", "/v1", "/v1/", "//v1//"])
 async def test_a_url_may_be_an_openai_base_url(jobs_server: JobsServer, tail: str) -> None:
-    async with Service(jobs_server.url + tail) as service:
+    async with JobService(jobs_server.url + tail) as service:
         await service.check()
-        assert isinstance(await service.ask("key", "/completion", {}), JobView)
+        assert isinstance(await service.submit("key", ASKED), JobView)
 
 
 @pytest.mark.parametrize(
     ("path", "sentence"), [("/elsewhere", "is not a slotstream: GET"), ("/locked", "refuses the API key")]
 )
 async def test_the_check_asks_the_jobs_api_itself(jobs_server: JobsServer, path: str, sentence: str) -> None:
-    async with Service(jobs_server.url + path) as service:
+    async with JobService(jobs_server.url + path) as service:
         with pytest.raises(ServiceLost, match=sentence):
             await service.check()
 
 
 async def test_a_path_that_is_not_there_is_no_answer_to_a_line(jobs_server: JobsServer) -> None:
     jobs_server.script(refuse=1, status=404)
-    async with Service(jobs_server.url) as service:
+    async with JobService(jobs_server.url) as service:
         with pytest.raises(ServiceLost, match="is not a slotstream: POST /v1/jobs answered 404"):
-            await service.ask("key", "/completion", {})
+            await service.submit("key", ASKED)
 
 
 @pytest.mark.parametrize(
@@ -114,6 +109,6 @@ def test_a_404_of_others_is_about_the_path(content: bytes) -> None:
 
 async def test_a_key_that_is_refused_ends_it_at_once(jobs_server: JobsServer) -> None:
     jobs_server.script(refuse=1, status=401)
-    async with Service(jobs_server.url, api_key="wrong") as service:
+    async with JobService(jobs_server.url, api_key="wrong") as service:
         with pytest.raises(ServiceLost, match="refuses the API key"):
-            await service.ask("key", "/completion", {})
+            await service.submit("key", ASKED)
