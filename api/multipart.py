@@ -16,7 +16,7 @@ from starlette.requests import Request
 
 from api.schemas.strict import bad_field
 from shared.errors import InvalidRequest
-from shared.store import PIECE, Store, Writer
+from shared.store import Store, Writer
 
 MAX_PARTS = 64
 MAX_HEADER = 16 * 1024
@@ -25,6 +25,8 @@ MAX_FIELD = 64 * 1024
 """Bytes of a field that is no file."""
 MAX_OVERHEAD = 1024 * 1024
 """Bytes of a form besides its file."""
+GATHERED = 256 * 1024
+"""Bytes of the file that are gathered before they are written: each write is a thread's turn."""
 MAX_FILENAME = 255
 """Characters. File systems take no longer ones either, so nobody has such a file."""
 
@@ -112,7 +114,7 @@ class _FormReader:
             if self._n_bytes > self._limit:
                 raise _too_large(self._limit)
             self._gathered += piece
-            if len(self._gathered) >= PIECE:
+            if len(self._gathered) >= GATHERED:
                 await self._write()
         elif self._field is not None:
             self._gathered += piece

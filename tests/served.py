@@ -22,7 +22,7 @@ from tests.models import (
     write_projector,
     write_reranker_model,
 )
-from tests.stack import PATIENCE_S, Stack, ask, free_port
+from tests.stack import PATIENCE_S, Role, Stack, ask, free_port
 
 
 @pytest.fixture(scope="session")
@@ -85,6 +85,12 @@ async def specialists(redis_url: str, tmp_path_factory: pytest.TempPathFactory) 
         assert [role.process.poll() for role in stack.roles] == [None] * 4, "a process ended"
     finally:
         await stack.close()
+
+
+@pytest.fixture(scope="session")
+def shared_tasks(shared_stack: Stack) -> Role:
+    """A tasks process beside them."""
+    return shared_stack.start("api.tasks", log_level="info")
 
 
 @pytest_asyncio.fixture(loop_scope="session")

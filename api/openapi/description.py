@@ -55,8 +55,8 @@ class Description:
     """One line, for lists of all paths."""
     gives: Any = None
     """The type of a 200's JSON; None where it has none."""
-    gives_text: str = ""
-    """Where the answer is no JSON: its media type."""
+    gives_text: tuple[str, ...] = ()
+    """Where the answer is no JSON: its media types."""
     also: Mapping[int, Any] = field(default_factory=dict)
     """Types of JSON answers with another status; None is an answer without a body."""
     streams: tuple[Pieces, ...] = ()

@@ -153,8 +153,7 @@ def _header_parameters(description: Description) -> Iterator[dict[str, Any]]:
 def _answers(description: Description, schemas: Schemas) -> Iterator[tuple[str, dict[str, Any]]]:
     headers = ["X-Request-Id", *(["X-Job-Id"] if _tells_job(description) else [])]
     content = {JSON: {"schema": schemas.of(description.gives)}} if description.gives is not None else {}
-    if description.gives_text:
-        content[description.gives_text] = {"schema": {"type": "string"}}
+    content |= {kind: {"schema": {"type": "string"}} for kind in description.gives_text}
     for stream in description.streams:
         # No schema of the whole: who reads the document takes that for one of each event.
         content[stream.media_type] = {"x-piece": schemas.of(stream.piece)}

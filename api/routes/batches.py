@@ -127,7 +127,7 @@ async def retry(request: Request) -> Response:
         window_s=window_s(window),
         output_life_s=old.output_life_s,
         metadata=old.metadata if fields.metadata is None else fields.metadata,
-        webhook=old.webhook,
+        webhook=await webhook_of(context, fields.webhook, BATCH_EVENTS) or old.webhook,
         retry_of=old.id,
     )
     return await _made(context, batch, asking)

@@ -25,7 +25,7 @@ async def document(request: Request) -> Response:
     return written_response((await _texts(request)).document)
 
 
-@described("The same as a page to read", gives_text="text/html")
+@described("The same as a page to read", gives_text=("text/html",))
 async def page(request: Request) -> Response:
     return Response((await _texts(request)).page, headers=HEADERS, media_type="text/html; charset=utf-8")
 

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from api.access import header_of, query_of
 from api.context import Context, context_of, json_response, tenant_of
-from api.download import Download
+from api.download import BYTES, JSONL, Download
 from api.files import file_of, remove
 from api.multipart import Form, received
 from api.openapi import answers
@@ -70,7 +70,7 @@ async def delete(request: Request) -> Response:
 
 @described(
     "A file's content",
-    gives_text="application/octet-stream",
+    gives_text=(JSONL, BYTES),
     also={206: None},
     headers={
         "Range": "One part of it, such as `bytes=0-99`.",

@@ -18,7 +18,7 @@ from shared.errors import BusUnavailable, NotSupported
 from shared.work import Work
 
 
-@described("What was done and what waits", gives_text="text/plain", reach=Reach.FLEET, fails=(501,))
+@described("What was done and what waits", gives_text=("text/plain",), reach=Reach.FLEET, fails=(501,))
 async def show(request: Request) -> Response:
     context = context_of(request)
     if not context.settings.metrics:

@@ -40,7 +40,7 @@ VERSION = "0.13.0"
 WIRES = "`text/event-stream` for Server-Sent Events; else a stream is lines of JSON."
 
 
-@described("For clients that look whether a server is there", gives_text="text/plain")
+@described("For clients that look whether a server is there", gives_text=("text/plain",))
 async def root(request: Request) -> Response:
     """Word for word what clients look for before they take a server for alive."""
     return PlainTextResponse("Ollama is running")

@@ -63,6 +63,7 @@ class RetryFields(OwnFields):
 
     completion_window: Window | None = None
     metadata: Metadata | None = None
+    webhook: WebhookFields | None = None
 
 
 class BatchListFields(ClientFields):
@@ -72,9 +73,11 @@ class BatchListFields(ClientFields):
     after: str | None = None
 
 
-def fingerprint(fields: ClientFields, *more: str) -> str:
+def fingerprint(fields: BatchFields | RetryFields, *more: str) -> str:
     """The same for two requests that ask for the same."""
-    return digest_of(json.dumps(fields.model_dump(mode="json"), sort_keys=True), *more)
+    secret = fields.webhook.secret if fields.webhook else None  # which is not among the fields as they are shown
+    signs = secret.get_secret_value() if secret else ""
+    return digest_of(json.dumps(fields.model_dump(mode="json"), sort_keys=True), signs, *more)
 
 
 def list_json(page: BatchPage, rate_of: Callable[[Batch], Rate | None]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -59,7 +59,7 @@ class Store:
     async def writing(self, name: str) -> AsyncIterator[Writer]:
         """An object that is made piece by piece. It appears at the clean end; when the body raises, or is cancelled,
         nothing does."""
-        sink = await self._run(self._backend.create, _checked(name))
+        sink = await self._opened(self._backend.create, name, lambda sink: sink.abort())
         try:
             yield _SinkWriter(self, sink)
             await self._run(sink.commit)
@@ -71,7 +71,7 @@ class Store:
     async def read(self, name: str, start: int = 0, stop: int | None = None) -> AsyncGenerator[bytes, None]:
         """The bytes from `start` to before `stop` (None: to the end), in pieces of PIECE at most. Close it (`aclosing`)
         when you leave early. Raises UnknownFile before the first piece when there is no such object."""
-        source = await self._run(self._backend.open, _checked(name))
+        source = await self._opened(self._backend.open, name, lambda source: source.close())
         try:
             stop = source.size if stop is None else min(stop, source.size)
             while start < stop:
@@ -108,11 +108,29 @@ class Store:
     async def at_hand(self, name: str) -> AsyncIterator[Path]:
         """A file of this machine with the object's bytes, to be read at random and left as it is: the object itself
         where that is one, else a copy that goes with the context. Raises UnknownFile."""
-        copy = await self._run(self._backend.fetch, _checked(name))
+        copy = await self._opened(self._backend.fetch, name, lambda copy: copy.drop())
         try:
             yield copy.path
         finally:
             await asyncio.shield(self._run(copy.drop))
+
+    async def _opened(self, open_: Callable[[str], _T], name: str, close: Callable[[_T], None]) -> _T:
+        """What must be closed by whoever gets it; whoever is cancelled gets nothing, so it is closed for him."""
+        opening = asyncio.ensure_future(self._run(open_, _checked(name)))
+
+        def close_it(opened: asyncio.Future[_T]) -> None:
+            if not opened.cancelled() and opened.exception() is None:
+                self._later(close, opened.result())
+
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(close_it)
+            raise
+
+    def _later(self, work: Callable[..., None], *arguments: Any) -> None:
+        with suppress(RuntimeError):  # the threads have gone, and the process is about to
+            self._threads.submit(work, *arguments)
 
     async def _run(self, work: Callable[..., _T], *arguments: Any) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)

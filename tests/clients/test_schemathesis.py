@@ -34,7 +34,7 @@ from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.schemas import OpenApiSchema
 
 from api.app import ROUTES
-from api.openapi.document import document_of
+from api.openapi.document import FORM, document_of
 from api.schemas.strict import to_json
 from shared.bus import open_bus
 from shared.settings import ApiSettings
@@ -124,7 +124,10 @@ def test_what_the_document_says_is_true(schema: OpenApiSchema, address: str, met
     sound = operation.as_strategy(GenerationMode.POSITIVE)
     unsound = operation.as_strategy(GenerationMode.NEGATIVE)
 
-    @given(sound | unsound)
+    # What is wrong with a form's field is that it has another type, or is null: texts have none, and are not.
+    is_form = FORM in DOCUMENT["paths"][path][method].get("requestBody", {}).get("content", {})
+
+    @given(sound if is_form else sound | unsound)
     @settings(
         max_examples=6,
         derandomize=True,
@@ -134,7 +137,8 @@ def test_what_the_document_says_is_true(schema: OpenApiSchema, address: str, met
         suppress_health_check=list(HealthCheck),
     )
     def holds(case: Case) -> None:
-        case.body = as_clients_write(case.body)
+        if not is_form:  # a file's bytes would be taken for another type than they have
+            case.body = as_clients_write(case.body)
         check(case, address)
 
     holds()

@@ -14,11 +14,9 @@ from api.app import ROUTES
 from api.openapi.description import operations_of
 from api.webhooks.events import Event
 from shared.bus import Bus, open_bus
-from shared.store import open_store
 from shared.webhooks import Attempt, DeliveryStatus
-from tests.api.scripted_tasks import ScriptedTasks, record
 from tests.end_to_end.printed import Printed, differences, n_curls, printed, template_of
-from tests.stack import Stack
+from tests.stack import Role, Stack
 
 TEXT = (Path(__file__).parents[2] / "docs/api.md").read_text()
 PRINTED = list(printed(TEXT))
@@ -81,8 +79,10 @@ def test_another_shape_is_noticed(shown: object, said: object) -> None:
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_the_requests_of_the_page_are_answered_as_it_shows(served: Stack, specialists: Stack) -> None:
-    async with open_bus(served.bus_settings, name="test") as bus, open_store() as store:
+async def test_the_requests_of_the_page_are_answered_as_it_shows(
+    served: Stack, specialists: Stack, shared_tasks: Role
+) -> None:
+    async with open_bus(served.bus_settings, name="test") as bus:
         made: dict[str, str] = {}
         try:
             for example in PRINTED:
@@ -91,18 +91,10 @@ async def test_the_requests_of_the_page_are_answered_as_it_shows(served: Stack, 
                     answer = await ask(served, specialists, example._replace(path=name, body=body))
                     if found := IDS.fullmatch(str(answer.get("id"))):
                         made[found[1]] = found[0]
-                    if (example.method, example.path) == ("POST", "/v1/batches"):
-                        await run_batch(ScriptedTasks(bus, store), made["batch_"])
                     if "signing_secret" in answer and "wh_" not in made:
                         made["wh_"] = await a_failed_delivery(bus, made["whep_"])
         finally:
             await served.http.post("/lora-adapters", json=[])
-
-
-async def run_batch(tasks: ScriptedTasks, batch_id: str) -> None:
-    await tasks.begin(batch_id, 2)
-    await tasks.write(batch_id, [record("a"), record("b")])
-    await tasks.end(batch_id)
 
 
 async def a_failed_delivery(bus: Bus, endpoint_id: str) -> str:

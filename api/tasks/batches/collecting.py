@@ -16,7 +16,7 @@ from api.tasks.batches.segments import Draft
 from shared.batches import Batch
 from shared.bus import MAX_COLLECTED, Bus, EndedLine, Hold
 from shared.errors import UnknownFile
-from shared.jobs import JobRecord
+from shared.jobs import JobRecord, JobStatus
 from shared.store import Store
 
 AT_ONCE = 16
@@ -42,6 +42,9 @@ class Collecting:
             ended = [EndedLine(job_id, None) for job_id in lost[:MAX_COLLECTED]]
         if not ended or not (len(ended) >= self.pace.enough(batch) or self.pace.is_time_to_collect(batch, now)):
             return False
+        if any(line.status is JobStatus.EXPIRED for line in ended):
+            # Said before they are collected: when all of them have expired, nothing else would tell it from its end.
+            await self._bus.batches.finalize(hold, "expired")
         draft = await self._draft(batch, ended)
         self.pace.collected(batch.id)
         return await draft.keep(self._bus, self._store, hold, batch.n_segments)

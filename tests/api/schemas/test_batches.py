@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 import openai.types
@@ -16,6 +17,7 @@ from shared.batches import Batch, BatchStatus, LineFault, Usage
 from shared.errors import InvalidRequest
 
 ASKED: dict[str, Any] = {"input_file_id": "file-0_a", "endpoint": "/v1/completions", "completion_window": "24h"}
+SECRET, OTHER = (f"whsec_{base64.b64encode(bytes([byte]) * 24).decode()}" for byte in (1, 2))
 BATCH = Batch(
     id="batch_0_0123456789abcdef01234567",
     tenant="me",
@@ -62,7 +64,9 @@ def test_two_requests_are_the_same_when_they_ask_for_the_same() -> None:
     one = fingerprint(read(BatchFields, ASKED | {"metadata": metadata, "new": 1}))
     assert one == fingerprint(read(BatchFields, ASKED | {"metadata": dict(reversed(metadata.items()))}))
     others = [{}, {"metadata": {"a": "1"}}, {"metadata": metadata, "completion_window": "23h"}]
-    assert one not in {fingerprint(read(BatchFields, ASKED | other)) for other in others}
+    hook = {"url": "https://example.com"}
+    others += [{"metadata": metadata, "webhook": hook | more} for more in ({}, {"secret": SECRET}, {"secret": OTHER})]
+    assert len({one, *(fingerprint(read(BatchFields, ASKED | other)) for other in others)}) == 1 + len(others)
 
 
 def test_a_batch_is_one_to_openai_s_client() -> None:

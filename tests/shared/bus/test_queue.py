@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
@@ -35,18 +34,6 @@ from tests.shared.bus.conftest import ANY, Behind, a_job, claimed, eventually, k
 
 SUCCEEDED = Finished(status="succeeded")
 INPUT = Embedding(inputs=("a",))
-
-
-@pytest.fixture(params=[1, 4])
-def partitions(request: pytest.FixtureRequest) -> int:
-    return int(request.param)
-
-
-@pytest.fixture
-async def wide(bus_settings: BusSettings, partitions: int) -> AsyncIterator[Bus]:
-    """A bus of one partition, and one of four."""
-    async with open_bus(bus_settings.model_copy(update={"partitions": partitions}), name="test") as opened:
-        yield opened
 
 
 class TestEnqueue:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from pathlib import Path
+from threading import Event
 
 import pytest
 
 from shared.errors import StoreUnavailable, UnknownFile
 from shared.store import PIECE, Store, open_store
+from shared.store.folder import Folder
 
 NAME = "files/file-0_a1"
 LARGE = bytes(range(256)) * (12 * PIECE // 256) + b"end"
@@ -64,6 +67,7 @@ async def test_of_what_is_broken_off_nothing_is_left(store: Store, data: bytes) 
             await writer.write(data)
             raise ZeroDivisionError
     assert await names(store) == set()
+    assert await store.drop_unfinished(time.time() + 60) == 0, "nor anything that takes room"
 
 
 async def test_of_what_is_cancelled_nothing_is_left_and_what_was_there_stays(store: Store) -> None:
@@ -82,6 +86,7 @@ async def test_of_what_is_cancelled_nothing_is_left_and_what_was_there_stays(sto
     with pytest.raises(asyncio.CancelledError):
         await task
     assert await names(store) == {NAME}
+    assert await store.drop_unfinished(time.time() + 60) == 0
     assert await content(store, NAME) == b"before"
 
 
@@ -135,6 +140,9 @@ async def test_an_object_can_be_had_at_hand(store: Store) -> None:
     async with store.at_hand(NAME) as path:
         assert path.read_bytes() == LARGE
         assert path.stat().st_mode & 0o077 == 0
+        with path.open("rb") as file:
+            file.seek(PIECE + 3)
+            assert file.read(4) == LARGE[PIECE + 3 : PIECE + 7]
     assert await content(store, NAME, 0, 3) == LARGE[:3]
 
 
@@ -142,6 +150,35 @@ async def test_a_reader_may_leave_early(store: Store) -> None:
     await store.put(NAME, LARGE)
     async with aclosing(store.read(NAME)) as pieces:
         assert len(await anext(pieces)) == PIECE
+
+
+async def test_what_is_opened_for_somebody_who_was_cancelled_is_closed_again(threads: ThreadPoolExecutor) -> None:
+    """Or a crash loop would fill the disk with copies."""
+    backend = SlowBackend()
+    task = asyncio.create_task(Store(backend, threads).at_hand(NAME).__aenter__())
+    assert await asyncio.to_thread(backend.is_opening.wait, 10)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not backend.is_dropped.is_set()
+    backend.may_open.set()
+    assert await asyncio.to_thread(backend.is_dropped.wait, 10)
+
+
+class SlowBackend(Folder):
+    """Takes its time for a copy."""
+
+    def __init__(self) -> None:
+        self.is_opening, self.may_open, self.is_dropped = Event(), Event(), Event()
+        self.path = Path("copy")
+
+    def fetch(self, name: str) -> SlowBackend:
+        self.is_opening.set()
+        assert self.may_open.wait(10)
+        return self
+
+    def drop(self) -> None:
+        self.is_dropped.set()
 
 
 async def test_many_write_at_once(store: Store) -> None:

@@ -94,7 +94,9 @@ async def test_lines_that_fail_do_so_as_over_http_and_the_others_succeed(bench: 
     assert bodies["unknown model"]["type"] == "model_not_found"
     assert all(record["error"] is None for record in errors)
     assert [told[name]["line"] for name in ("bad type", "too long", "unknown model")] == [4, 5, 6]
-    assert told["too long"]["response"]["request_id"] == line_job_id(batch_id, 5)
+    assert [told[name]["response"]["request_id"] for name in ("bad type", "too long", "unknown model")] == [
+        line_job_id(batch_id, number) for number in (4, 5, 6)
+    ]
 
 
 async def test_an_error_looks_as_the_clients_of_its_path_expect_it(bench: Bench) -> None:
@@ -281,6 +283,21 @@ async def test_when_its_time_is_over_finished_lines_are_kept_and_the_others_have
     outputs, errors = await bench.records(batch_id)
     assert names(outputs) + names(errors) == [f"{n:02}" for n in range(40)]
     assert {(record["error"]["code"], record["response"]) for record in errors} == {("batch_expired", None)}
+
+
+async def test_a_batch_whose_lines_all_expired_in_the_queue_has_expired(bench: Bench, worker: ScriptedWorker) -> None:
+    holding = [await bench.made([say(str(place), "hold a|b")]) for place in range(worker.n_slots)]
+    for batch_id in holding:
+        await bench.step(batch_id)
+    await worker.has_taken(worker.n_slots)
+    batch_id = await bench.made([say("a"), say("b")], window_s=0.5)
+    await bench.step(batch_id)
+    await asyncio.sleep(0.6)
+    assert await bench.bus.queue.reap() == 2
+    batch = await bench.ended(batch_id)
+    assert (batch.status, batch.n_failed) == (BatchStatus.EXPIRED, 2)
+    _, errors = await bench.records(batch_id)
+    assert {record["error"]["code"] for record in errors} == {"batch_expired"}
 
 
 async def test_what_has_ended_in_time_counts_when_nobody_looked_until_it_was_over(bench: Bench) -> None:
