@@ -35,8 +35,8 @@ from shared.files import FileRecord, Piece, Purpose
 from shared.jobs import Job, JobStatus, partition_of
 from shared.settings import BusSettings
 
-FED_AT_ONCE = 100
-"""Lines in one round trip: others' commands wait for all of them."""
+FED_AT_ONCE, BYTES_AT_ONCE = 100, 1_000_000
+"""Lines in one round trip, and of the plan: others' commands wait for all of them."""
 
 MAX_COLLECTED = 500
 """Lines with jobs that one `collect` takes: a script makes everybody wait."""
@@ -146,7 +146,7 @@ class BatchSteps(Holds):
             raise ValueError(f"not all of these are lines of {hold.batch_id}")
         n_fed = 0
         start = await self._plan_offset(hold.batch_id)
-        for chunk in _chunks(lines):
+        for chunk in _chunks_of_plan(lines):
             told = await self._feed_together(hold, chunk, start)
             n_fed += told.n_fed
             if told.n_fed < len(chunk):
@@ -336,6 +336,19 @@ class BatchSteps(Holds):
 
 def _chunks(things: Sequence[Thing]) -> Iterator[Sequence[Thing]]:
     return (things[first : first + FED_AT_ONCE] for first in range(0, len(things), FED_AT_ONCE))
+
+
+def _chunks_of_plan(lines: Sequence[FedLine]) -> Iterator[Sequence[FedLine]]:
+    """None is longer than it may be, but for a line that is so alone."""
+    first = 0
+    for place in range(1, len(lines) + 1):
+        if (
+            place == len(lines)
+            or place - first == FED_AT_ONCE
+            or lines[place].plan_offset - lines[first].plan_offset > BYTES_AT_ONCE
+        ):
+            yield lines[first:place]
+            first = place
 
 
 def _file(batch: Batch, file_id: str, what: str, pieces: Sequence[Piece]) -> FileRecord:

@@ -165,6 +165,15 @@ async def test_those_that_wait_longest_come_first_and_all_come(bus: Bus, behind:
     assert all(seen.count(batch.id) >= 3 for batch in batches)
 
 
+async def test_a_clock_that_is_set_back_lets_no_batch_rest_for_long(bus: Bus, behind: Behind) -> None:
+    """As if it had been an hour later when its rest began."""
+    batch, hold = await planned(bus, 1)
+    await bus.batches.rest(hold, AGES_S)
+    await behind.client.zincrby(f"{behind.keys.prefix(0)}attention", AGES_S * 1000, batch.id)
+    await bus.batches.rest(await held(bus, batch), AGES_S)
+    assert not await is_due(bus, batch.id)
+
+
 async def test_what_is_no_batch_any_more_is_not_told_of(bus: Bus, behind: Behind) -> None:
     batch = await made(bus)
     await behind.client.delete(behind.keys.batch(batch.id))

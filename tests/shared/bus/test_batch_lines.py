@@ -74,6 +74,12 @@ class TestFeeding:
         claims = await all_claimed(bus)
         assert [claim.job.id for claim in claims] == jobs_of(batch, range(350))
 
+    async def test_long_lines_go_a_few_at_a_time(self, bus: Bus) -> None:
+        batch, hold = await planned(bus, 30)
+        long = [line._replace(plan_offset=line.plan_offset * 3000) for line in lines(batch, range(30))]
+        assert await bus.batches.feed(hold, long) == (30, None, True)
+        assert await bus.batches.flights(batch.id) == jobs_of(batch, range(30))
+
     async def test_when_the_queue_is_full_the_rest_waits_and_nothing_is_left_out(
         self, bus_settings: BusSettings
     ) -> None:

@@ -30,6 +30,7 @@ from shared.jobs import (
     partition_of,
 )
 from shared.settings import BusSettings
+from shared.webhooks import Secret, Webhook
 from tests.shared.bus.conftest import ANY, Behind, a_job, claimed, eventually, keeper, other_lease, queued, tokens
 
 SUCCEEDED = Finished(status="succeeded")
@@ -45,6 +46,18 @@ class TestEnqueue:
         assert (claim.attempt, claim.deaths, claim.lease.epoch) == (1, 0, 1)
         assert claim.deadline_at - claim.enqueued_at == pytest.approx(job.deadline_s)
         assert claim.enqueued_at <= claim.now
+
+    async def test_a_webhook_stays_beside_its_job_and_its_secret_in_no_answer(self, bus: Bus, behind: Behind) -> None:
+        webhook = Webhook(url="https://a.example", secret=Secret.model_validate({"value": "whsec_abc"}))
+        job = await queued(bus, webhook=webhook)
+        record = await bus.queue.record(job.id)
+        assert record is not None
+        assert record.webhook == webhook
+        assert (await claimed(bus)).job.webhook is None
+        assert "whsec_abc" not in record.to_json() + repr(record)
+        fields = await behind.fields(job.id)
+        assert [name for name, value in fields.items() if "whsec_abc" in value] == ["webhook"]
+        assert await behind.field((await queued(bus)).id, "webhook") is None
 
     @pytest.mark.parametrize(
         "request_",
