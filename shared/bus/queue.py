@@ -401,7 +401,9 @@ class Queue:
             failure = Failure.of(Unreadable("What is stored of the job cannot be read."))
             lost = {"status": JobStatus.FAILED, "finished": Finished(status="failed", failure=failure)}
             return record.model_copy(update=lost)
-        return _with_texts(record, body, result)
+        if len(result) <= LARGE:
+            return _with_texts(record, body, result)
+        return await asyncio.to_thread(_with_texts, record, body, result)  # it takes more than some milliseconds
 
     async def glance(self, job_id: str) -> JobRecord | None:
         """The same without body and without result where they are large; `is_brief` says that one is left out. What has

@@ -8,6 +8,7 @@ tasks process, change nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import structlog
 
@@ -17,6 +18,7 @@ from api.webhooks.events import RESPONSES, Event, batch_event, job_event
 from shared.batches import BatchStatus
 from shared.bus import Bus
 from shared.bus.outbox import OutboxRow
+from shared.errors import StoreUnavailable
 from shared.jobs import JobStatus
 from shared.webhooks import RESPONSE_EVENTS, Delivery, Endpoint, Webhook
 
@@ -69,7 +71,7 @@ async def _deliveries(bus: Bus, audience: Audience, row: OutboxRow) -> list[Deli
 
 async def _completed(bus: Bus, row: OutboxRow) -> OutboxRow:
     """A row of an older version, which says no more of a job than its id. ValueError when that one has gone."""
-    job = await bus.queue.record(row.id)
+    job = await bus.queue.glance(row.id)
     if job is None:
         raise ValueError("the job has gone")
     return row._replace(tenant=job.tenant, endpoint=job.endpoint, webhook=job.webhook)
@@ -90,6 +92,10 @@ async def _event(bus: Bus, audience: Audience, row: OutboxRow) -> Event | None:
 
 
 async def _is_cut_response(bus: Bus, job_id: str) -> bool:
-    """Whether it reached its limit of tokens: one that has gone is told of as complete."""
-    job = await bus.queue.record(job_id)
+    """Whether it reached its limit of tokens. One that has gone is told of as complete, and so is one too large for
+    Redis while the store is away: all other endings would have to wait for it."""
+    job = await bus.queue.glance(job_id)
+    if job is not None and job.finished is None:
+        with suppress(StoreUnavailable):
+            job = await bus.queue.record(job_id)
     return job is not None and job.finished is not None and any(map(is_cut, answers_of(job.finished)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +12,11 @@ from api.tasks.outbox import bridge
 from api.tasks.webhooks.teller import tell
 from api.webhooks.signing import new_secret
 from shared.batches import Batch
-from shared.bus import Bus
+from shared.bus import Bus, open_bus
 from shared.errors import BusUnavailable
 from shared.events import Finished
+from shared.settings import BusSettings
+from shared.store import open_store
 from shared.webhooks import Delivery, Endpoint, Secret, Webhook
 from tests.api.tasks.webhooks.conftest import CUT, SUCCEEDED, Future, Post, ended_job
 
@@ -120,6 +123,20 @@ async def test_a_webhook_of_a_job_hears_what_it_asked_for_of_that_job_alone(bus:
     assert (endpoint.url, endpoint.secrets) == (URL, (webhook.secret,))
     assert await types_of(bus, endpoint) == ["job.succeeded", "response.incomplete"]
     assert await types_of(bus, await bus.webhooks.hidden("default", choosy)) == ["job.failed"]
+
+
+async def test_a_large_answer_that_cannot_be_read_now_holds_nobody_up(
+    embedded_settings: BusSettings, bus: Bus, post: Post, tmp_path: Path
+) -> None:
+    endpoint = await post.endpoint(URL)
+    parts = tuple(part.model_copy(update={"text": 300_000 * "x"}) for part in CUT.parts)
+    async with open_store(str(tmp_path)) as store, open_bus(embedded_settings, name="sharing", store=store) as sharing:
+        await ended_job(sharing, CUT.model_copy(update={"parts": parts}), endpoint="/v1/responses")
+        await told(sharing)
+        assert await types_of(bus, endpoint) == ["response.incomplete"]
+        await ended_job(sharing, CUT.model_copy(update={"parts": parts}), endpoint="/v1/responses")
+    await told(bus)  # as one without the store
+    assert await types_of(bus, endpoint) == ["response.completed", "response.incomplete"]
 
 
 async def test_told_twice_it_is_one_delivery_with_the_same_bytes(bus: Bus, post: Post) -> None:
