@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from shared.batches import BatchStatus, Segment, Usage
-from shared.bus import Bus, Chunk, Claimed, Fed, Lease, Wanted, open_bus
+from shared.bus import Bus, Chunk, Claimed, Fed, Lease, Unfed, Wanted, open_bus
 from shared.bus.batchsteps import MAX_COLLECTED
 from shared.errors import BusUnavailable
 from shared.jobs import JobStatus
