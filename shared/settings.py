@@ -33,6 +33,7 @@ from shared.values import (
     Secrets,
     Texts,
 )
+from shared.webhooks import key_of
 
 __all__ = [
     "CONFIG_VARIABLE",
@@ -187,6 +188,14 @@ class WebhookSettings(Settings):
     webhook_timeout_s: Annotated[float, Flag("--webhook-timeout-s")] = Field(
         15.0, gt=0, le=25, description="seconds that a receiver may take for its answer"
     )
+
+    def check(self) -> None:
+        super().check()
+        if self.webhook_secret is not None:
+            try:
+                key_of(self.webhook_secret)
+            except ValueError as error:
+                raise ConfigError(f"--webhook-secret {error}") from None
 
 
 class ApiSettings(RequestSettings, StoreSettings, WebhookSettings, BusSettings):

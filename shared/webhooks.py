@@ -6,6 +6,8 @@ bytes however often it is tried.
 
 from __future__ import annotations
 
+import base64
+import binascii
 from enum import StrEnum
 
 from pydantic import SecretStr, field_serializer
@@ -18,6 +20,10 @@ JOB_EVENTS = ("job.succeeded", "job.failed", "job.cancelled", "job.expired")
 EVENT_TYPES = (*BATCH_EVENTS, *RESPONSE_EVENTS, *JOB_EVENTS)
 """OpenAI's names where they fit, and ours for jobs."""
 
+SECRET_PREFIX = "whsec_"
+LEAST_SECRET, MOST_SECRET = 24, 64
+"""Bytes, behind the prefix and out of base64."""
+
 
 class Secret(Wire):
     """A signing secret, `whsec_` and base64 as Standard Webhooks has it. Never printed; written whole for the bus."""
@@ -29,6 +35,18 @@ class Secret(Wire):
     @field_serializer("value", when_used="json")
     def _for_the_bus(self, value: SecretStr) -> str:
         return value.get_secret_value()
+
+
+def key_of(secret: SecretStr) -> bytes:
+    """The bytes that sign. ValueError, which does not repeat it, for what is no `whsec_` secret of 24 to 64 bytes."""
+    text = secret.get_secret_value()
+    try:
+        key = base64.b64decode(text.removeprefix(SECRET_PREFIX), validate=True)
+    except (binascii.Error, ValueError):
+        key = b""
+    if not text.startswith(SECRET_PREFIX) or not LEAST_SECRET <= len(key) <= MOST_SECRET:
+        raise ValueError(f"must be {SECRET_PREFIX} and the base64 of {LEAST_SECRET} to {MOST_SECRET} bytes")
+    return key
 
 
 class Webhook(Wire):

@@ -7,8 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, SecretStr, StringConstraints
 
 from api.schemas.strict import OwnFields
-from api.webhooks.signing import key_of
-from shared.webhooks import EVENT_TYPES
+from shared.webhooks import EVENT_TYPES, key_of
 
 MAX_URL = 2048
 MAX_LISTED = 100

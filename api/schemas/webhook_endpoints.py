@@ -14,9 +14,8 @@ from pydantic import Field, StringConstraints
 from api.schemas.jobs import WholeNumber
 from api.schemas.strict import ClientFields, OwnFields
 from api.schemas.webhook import EventTypes, SigningSecret, Url
-from api.webhooks.signing import PREFIX
 from shared.bus import DeliveryPage, EndpointPage
-from shared.webhooks import EVENT_TYPES, Attempt, Delivery, DeliveryStatus, Endpoint
+from shared.webhooks import EVENT_TYPES, SECRET_PREFIX, Attempt, Delivery, DeliveryStatus, Endpoint
 
 MAX_NAME = 256
 MAX_PAGE = 100
@@ -99,7 +98,7 @@ def endpoint_json(endpoint: Endpoint, *, with_secret: bool = False) -> dict[str,
         "event_types": list(endpoint.event_types),
         "created_at": int(endpoint.created_at),
         "updated_at": int(endpoint.updated_at),
-        "signing_secret_hint": f"{PREFIX}...{secret[-4:]}",
+        "signing_secret_hint": f"{SECRET_PREFIX}...{secret[-4:]}",
         "status": "enabled" if endpoint.disabled_at is None else "disabled",
         "disabled_at": _second(endpoint.disabled_at),
         "disabled_reason": endpoint.disabled_reason,

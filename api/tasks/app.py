@@ -42,7 +42,7 @@ log = structlog.get_logger(__name__)
 
 def main(argv: Sequence[str]) -> int:
     settings = TasksSettings.from_command_line(
-        argv, prog=PROG, description="Housekeeping of the queue: overdue jobs, empty lanes, notices of endings."
+        argv, prog=PROG, description="Works on batches, tells of endings, and keeps the queue tidy."
     )
     telemetry.configure(settings.log_level, settings.log_format, "tasks")
     logging.getLogger("arq").setLevel(logging.WARNING)  # it tells of every cron job, several times a minute

@@ -7,7 +7,6 @@ another signature.
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
 import re
@@ -17,11 +16,7 @@ from typing import NamedTuple
 
 from pydantic import SecretStr
 
-from shared.webhooks import Secret
-
-PREFIX = "whsec_"
-LEAST_BYTES, MOST_BYTES = 24, 64
-"""Of a secret, behind the prefix and out of base64."""
+from shared.webhooks import SECRET_PREFIX, Secret, key_of
 
 TOLERANCE_S = 300.0
 """By which a receiver's clock may differ from ours; a message that was recorded is no good any longer than that."""
@@ -51,19 +46,7 @@ class Signed(NamedTuple):
 
 
 def new_secret() -> SecretStr:
-    return SecretStr(PREFIX + base64.b64encode(randomness.token_bytes(32)).decode())
-
-
-def key_of(secret: SecretStr) -> bytes:
-    """The bytes that sign. ValueError, which does not repeat it, for what is no `whsec_` secret of 24 to 64 bytes."""
-    text = secret.get_secret_value()
-    try:
-        key = base64.b64decode(text.removeprefix(PREFIX), validate=True)
-    except (binascii.Error, ValueError):
-        key = b""
-    if not text.startswith(PREFIX) or not LEAST_BYTES <= len(key) <= MOST_BYTES:
-        raise ValueError(f"must be {PREFIX} and the base64 of {LEAST_BYTES} to {MOST_BYTES} bytes")
-    return key
+    return SecretStr(SECRET_PREFIX + base64.b64encode(randomness.token_bytes(32)).decode())
 
 
 def sign(secrets: Iterable[Secret], message_id: str, timestamp: float, body: bytes) -> Signed:

@@ -35,8 +35,8 @@ from shared.files import FileRecord, Piece, Purpose
 from shared.jobs import Job, JobStatus, partition_of
 from shared.settings import BusSettings
 
-FED_AT_ONCE = 100
-"""Lines in one round trip: others' commands wait for all of them."""
+FED_AT_ONCE, BYTES_AT_ONCE = 100, 1_000_000
+"""Lines in one round trip, and of the plan: others' commands wait for all of them."""
 
 MAX_COLLECTED = 500
 """Lines with jobs that one `collect` takes: a script makes everybody wait."""
@@ -94,6 +94,7 @@ class Unfed(NamedTuple):
 class BatchSteps(Holds):
     def __init__(self, settings: BusSettings, keys: Keys, link: Sender, annex: Annex) -> None:
         super().__init__(keys, link)
+        self._settings = settings
         self._annex = annex
         self._enqueuing = Enqueuing(settings, keys, link, annex)
 
@@ -141,29 +142,16 @@ class BatchSteps(Holds):
         Stops at the first that is not taken. Saying all of it again changes nothing. Raises BusUnavailable: then some
         may have been fed, as the batch's record says.
         """
+        if any(line.job is not None and line.job.batch != hold.batch_id for line in lines):
+            raise ValueError(f"not all of these are lines of {hold.batch_id}")
         n_fed = 0
         start = await self._plan_offset(hold.batch_id)
-        for chunk in _chunks(lines):
-            n_before = n_fed
-            written = await asyncio.gather(*(self._write(line) for line in chunk))
-            calls: list[tuple[bool, Command]] = []
-            for line, texts in zip(chunk, written, strict=True):
-                calls.append((line.job is not None, self._feeding(hold, line, texts, start)))
-                start = max(start, line.plan_offset)
-            for is_job, group in groupby(calls, key=lambda call: call[0]):
-                which = script("enqueue" if is_job else "batches/refuse")
-                for answer, detail in await run(self._link, which, [call for _, call in group], tries=TRIES):
-                    if answer in (b"new", b"fed"):
-                        n_fed += 1
-                        continue
-                    if answer != b"lost":  # of a batch that is another's, it may have gone before it was
-                        await self._take_back(written[n_fed - n_before :])
-                    if answer == b"full":
-                        job = lines[n_fed].job
-                        assert job is not None
-                        retry_after_s = await self._enqueuing.relief_s(partition_of(job.id), job.model, detail)
-                        return Fed(n_fed, retry_after_s)
-                    return Fed(n_fed, is_held=answer != b"lost")
+        for chunk in _chunks_of_plan(lines):
+            told = await self._feed_together(hold, chunk, start)
+            n_fed += told.n_fed
+            if told.n_fed < len(chunk):
+                return told._replace(n_fed=n_fed)
+            start = max(start, chunk[-1].plan_offset)
         return Fed(n_fed)
 
     async def ended(self, batch_id: str, limit: int = MAX_COLLECTED) -> list[EndedLine]:
@@ -213,10 +201,13 @@ class BatchSteps(Holds):
         return [int(score) if score is not None else None for score in scores]
 
     async def recall(self, job_ids: Sequence[str]) -> None:
-        """Ends those of the jobs that wait, and has the workers of the others stop. Raises BusUnavailable."""
-        which = script("cancel")
+        """Ends those of the jobs that nobody has, and has the workers of the others stop. One whose worker died ends
+        when it is called back after its lease. Raises BusUnavailable."""
+        which, lease_ms = script("cancel"), round(self._settings.lease_s * 1000)
         for chunk in _chunks(job_ids):
-            calls = [which.call((self._keys.job(each),), (self._keys.prefix_of(each), each)) for each in chunk]
+            calls = [
+                which.call((self._keys.job(each),), (self._keys.prefix_of(each), each, lease_ms)) for each in chunk
+            ]
             await run(self._link, which, calls, tries=TRIES)
 
     async def collect(
@@ -294,6 +285,29 @@ class BatchSteps(Holds):
         [offset] = await ask(self._link, [("HGET", self._keys.batch(batch_id), "plan_offset")])
         return int(offset or 0)
 
+    async def _feed_together(self, hold: Hold, lines: Sequence[FedLine], start: int) -> Fed:
+        """Lines that are sent to the server together."""
+        written = await asyncio.gather(*map(self._write, lines))
+        calls: list[tuple[bool, Command]] = []
+        for line, texts in zip(lines, written, strict=True):
+            calls.append((line.job is not None, self._feeding(hold, line, texts, start)))
+            start = max(start, line.plan_offset)
+        n_fed = 0
+        for is_job, group in groupby(calls, key=lambda call: call[0]):
+            which = script("enqueue" if is_job else "batches/refuse")
+            for answer, detail in await run(self._link, which, [call for _, call in group], tries=TRIES):
+                if answer in (b"new", b"fed"):
+                    n_fed += 1
+                    continue
+                if answer == b"lost":
+                    return Fed(n_fed, is_held=False)  # by another, who may have fed these: their texts stay
+                await self._take_back(written[n_fed:])
+                job = lines[n_fed].job
+                if answer == b"full" and job is not None:
+                    return Fed(n_fed, await self._enqueuing.relief_s(partition_of(job.id), job.model, detail))
+                return Fed(n_fed)
+        return Fed(n_fed)
+
     async def _write(self, line: FedLine) -> Written | None:
         return None if line.job is None else await self._enqueuing.write(line.job)
 
@@ -304,8 +318,6 @@ class BatchSteps(Holds):
 
     def _feeding(self, hold: Hold, line: FedLine, written: Written | None, start: int) -> Command:
         if line.job is not None and written is not None:
-            if line.job.batch != hold.batch_id:
-                raise ValueError(f"{line.job.id} is no line of {hold.batch_id}")
             place = PlanLine(hold.batch_id, hold.token, start, line.plan_offset)
             return self._enqueuing.call(line.job, written, line=place)
         if line.refusal is None:
@@ -324,6 +336,19 @@ class BatchSteps(Holds):
 
 def _chunks(things: Sequence[Thing]) -> Iterator[Sequence[Thing]]:
     return (things[first : first + FED_AT_ONCE] for first in range(0, len(things), FED_AT_ONCE))
+
+
+def _chunks_of_plan(lines: Sequence[FedLine]) -> Iterator[Sequence[FedLine]]:
+    """None is longer than it may be, but for a line that is so alone."""
+    first = 0
+    for place in range(1, len(lines) + 1):
+        if (
+            place == len(lines)
+            or place - first == FED_AT_ONCE
+            or lines[place].plan_offset - lines[first].plan_offset > BYTES_AT_ONCE
+        ):
+            yield lines[first:place]
+            first = place
 
 
 def _file(batch: Batch, file_id: str, what: str, pieces: Sequence[Piece]) -> FileRecord:

@@ -11,6 +11,7 @@ import asyncio
 import json
 import math
 import random
+import time
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 from urllib.parse import unquote
@@ -45,6 +46,9 @@ KEPT_S = 7 * 86400.0
 
 HIDDEN_S = 30 * 86400.0
 """For which a hidden endpoint waits for its first delivery: as long as a delivery waits for somebody who sends it."""
+
+SETTLE_S = 2.0
+"""For which whoever disables or deletes an endpoint, or takes from such a one, works on what there was for it."""
 
 REPLAYED_AT_ONCE = 200
 """Deliveries, in one call of the script."""
@@ -171,7 +175,8 @@ class Webhooks:
         return await self._changed(endpoint_id, "endpoint_rotate", arguments)
 
     async def disable(self, endpoint_id: str, reason: str) -> None:
-        """Nothing is sent there any more: what waits is given up, and so is what comes. Raises BusUnavailable."""
+        """Nothing is sent there any more: what comes is given up at once, and what waits by the time that it would be
+        taken. Raises BusUnavailable."""
         names = (
             self._keys.endpoint(endpoint_id),
             self._keys.schedule(endpoint_id),
@@ -189,7 +194,7 @@ class Webhooks:
         await self._run("endpoint_rest", (self._keys.endpoint(endpoint_id),), arguments)
 
     async def delete(self, endpoint_id: str, tenant: str) -> None:
-        """With all its deliveries; nothing when there is none. Raises BusUnavailable."""
+        """With all its deliveries, as `disable` gives them up; nothing when there is none. Raises BusUnavailable."""
         partition = partition_in(endpoint_id, Kind.ENDPOINT)
         names = (
             self._keys.endpoint(endpoint_id),
@@ -320,11 +325,11 @@ class Webhooks:
             raise InvalidRequest("The endpoint is disabled: enable it first.")
 
     async def _settle(self, endpoint_id: str) -> None:
-        """Until nothing is left to settle. Broken off, it goes on when the endpoint's deliveries are taken next."""
-        names = (self._keys.endpoint(endpoint_id),)
-        while await self._run(
-            "endpoint_settle", names, (self._prefix(endpoint_id), endpoint_id, self._keep_ms, IS_DISABLED)
-        ):
+        """Until nothing is left to settle, or for SETTLE_S: it is due, and when its deliveries are taken next, it goes
+        on."""
+        names, until = (self._keys.endpoint(endpoint_id),), time.monotonic() + SETTLE_S
+        arguments = (self._prefix(endpoint_id), endpoint_id, self._keep_ms, IS_DISABLED)
+        while await self._run("endpoint_settle", names, arguments) and time.monotonic() < until:
             pass
 
     async def _changed(self, endpoint_id: str, name: str, arguments: Sequence[str | int]) -> Endpoint:

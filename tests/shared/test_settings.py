@@ -123,6 +123,15 @@ def test_a_wrong_file_is_one_sentence_that_names_it(elsewhere: Path, content: st
     assert said in str(raised.value)
 
 
+@pytest.mark.parametrize("secret", ["sesame", "whsec_sesame", "whsec_", f"whsec_{'A' * 28}", "c2VzYW1l" * 5])
+def test_a_secret_that_cannot_sign_is_refused_at_the_start_and_not_repeated(secret: str) -> None:
+    for cls in (ApiSettings, ServeSettings):
+        with pytest.raises(ConfigError, match="must be whsec_ and the base64 of 24 to 64 bytes") as raised:
+            cls.load(webhook_secret=secret)
+        assert secret == "whsec_" or secret not in str(raised.value)
+    assert ApiSettings.load(webhook_secret=f"whsec_{'A' * 32}").webhook_secret
+
+
 def test_secrets_are_never_printed() -> None:
     settings = ServeSettings.load(api_key=["sesame"], redis_url="redis://:sesame@h")
     assert "sesame" not in f"{settings!r} {settings}"

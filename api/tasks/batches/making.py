@@ -70,7 +70,8 @@ class Maker:
             compat=batch.compat,
             batch=batch.id,
         )
-        return Made(FedLine(job, text.stop), weight_of(job, n_bytes))
+        card = self._images.fleet.models.get(model)
+        return Made(FedLine(job, text.stop), weight_of(job.request, n_bytes, card.n_embd if card else 0))
 
 
 def ask_of_line(batch: Batch, planned: PlannedLine) -> Ask:

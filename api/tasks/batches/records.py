@@ -17,7 +17,7 @@ from api.schemas.results import result_of, usage_json_of
 from api.schemas.strict import to_json
 from api.tasks.batches.making import ask_of_line, beside
 from api.tasks.batches.plan import PlannedLine, PlanText, identity_of, read_plan_text
-from shared.batches import Batch, BatchStatus, Usage
+from shared.batches import Batch, BatchStatus, Usage, line_job_id
 from shared.bus import EndedLine
 from shared.errors import SlotstreamError
 from shared.events import Failure, Finished
@@ -40,7 +40,7 @@ async def said_of(batch: Batch, text: PlanText, ended: EndedLine, job: JobRecord
     """Of a line that was fed, and of what became of it; `job` is None where there never was one, or it has vanished."""
     planned = await beside(text.stop - text.start, lambda: read_plan_text(text.text))
     if ended.refusal is not None:
-        return _refused(batch, planned, None, Failure.from_json(ended.refusal).to_error())
+        return _refused(batch, planned, Failure.from_json(ended.refusal).to_error())
     finished = job.finished if job is not None else None
     if job is None or finished is None:
         return unfed(batch, planned, LOST)
@@ -51,7 +51,7 @@ async def said_of(batch: Batch, text: PlanText, ended: EndedLine, job: JobRecord
             return unfed(batch, planned, EXPIRED)
         case JobStatus.CANCELLED:
             return unfed(batch, planned, why_stopped(batch))
-    return _refused(batch, planned, job.id, failure_of(finished) or SlotstreamError("The job failed"))
+    return _refused(batch, planned, failure_of(finished) or SlotstreamError("The job failed"))
 
 
 def why_stopped(batch: Batch) -> tuple[str, str]:
@@ -79,17 +79,18 @@ async def _succeeded(batch: Batch, planned: PlannedLine, text: PlanText, job: Jo
         answer = await rendered([finished], body)
     except Exception:  # the border: one answer that cannot be told must not hold up all others
         log.exception("an answer cannot be told", batch=batch.id, line=planned.number)
-        return _refused(batch, planned, job.id, SlotstreamError("Internal server error"))
+        return _refused(batch, planned, SlotstreamError("Internal server error"))
     record = answered(_subject(batch, planned), status=200, request_id=job.id, body=answer)
     return Said(record, False, usage.model_copy(update={"reasoning_tokens": _reasoning_tokens(bodies[0])}))
 
 
-def _refused(batch: Batch, planned: PlannedLine, job_id: str | None, error: SlotstreamError) -> Said:
-    """As an answer over HTTP would have told it."""
+def _refused(batch: Batch, planned: PlannedLine, error: SlotstreamError) -> Said:
+    """As an answer over HTTP would have told it. What became no job has the id that the job would have had."""
     family = family_of(planned.url)
     body = to_json(family.body_of(error))
-    subject = _subject(batch, planned)
-    return Said(answered(subject, status=family.status_of(error), request_id=job_id, body=body), is_failed=True)
+    request_id = line_job_id(batch.id, planned.number)
+    record = answered(_subject(batch, planned), status=family.status_of(error), request_id=request_id, body=body)
+    return Said(record, is_failed=True)
 
 
 def _subject(batch: Batch, planned: PlannedLine) -> Subject:

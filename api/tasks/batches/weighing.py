@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from shared.batches import Batch
 from shared.bus.enqueuing import UNKNOWN_LENGTH
-from shared.jobs import Completion, Embedding, Generation, Job, Request, Rerank
+from shared.jobs import Completion, Embedding, Generation, Request, Rerank
 
 MAX_WEIGHT = 64_000_000
 """Bytes of requests and results of one batch that are on their way; a heavier line goes alone."""
@@ -19,8 +19,12 @@ TOKEN = 48
 """Bytes of a token that was generated: in the log with its text, and once more in the result with both."""
 PROBABILITY = 160
 """Bytes of one alternative of a token, in the log and in the result."""
-ROW = 24_000
-"""Bytes of an embedding of 4096 numbers; other sizes are as rare as the files of which they are the whole."""
+NUMBER = 6
+"""Bytes of one number of an embedding, in base64."""
+N_EMBD = 4096
+"""Numbers of an embedding of a model that does not say."""
+SCORE = 100
+"""Bytes of a document's score."""
 OVERHEAD = 2_000
 """Bytes of a job's hash and of its places besides."""
 
@@ -28,13 +32,13 @@ N_BATCHES = 256
 """Whose lines' weights are remembered."""
 
 
-def weight_of(job: Job, n_bytes: int) -> int:
+def weight_of(request: Request, n_bytes: int, n_embd: int = 0) -> int:
     """Of a line of the plan that has `n_bytes`: its request, and the result that it asks for, in which a generation has
-    its prompt once more."""
-    return n_bytes + OVERHEAD + _of_result(job.request, n_bytes)
+    its prompt once more. `n_embd`: of the model, 0 if it does not say."""
+    return n_bytes + OVERHEAD + _of_result(request, n_bytes, n_embd or N_EMBD)
 
 
-def _of_result(request: Request, n_bytes: int) -> int:
+def _of_result(request: Request, n_bytes: int, n_embd: int) -> int:
     match request:
         case Generation():
             n_tokens = request.n_predict if request.n_predict >= 0 else UNKNOWN_LENGTH
@@ -42,9 +46,9 @@ def _of_result(request: Request, n_bytes: int) -> int:
             n_prompts = request.n_prompts if isinstance(request, Completion) else 1
             return request.n_sequences * n_tokens * n_each + n_bytes * request.n_sequences // n_prompts
         case Embedding(inputs=inputs):
-            return ROW * len(inputs)
+            return NUMBER * n_embd * len(inputs)
         case Rerank(documents=documents):
-            return 100 * len(documents)
+            return SCORE * len(documents)
     return 0
 
 

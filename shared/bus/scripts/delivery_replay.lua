@@ -1,6 +1,7 @@
 #!lua
 -- delivery_replay: deliveries are sent again from the start, with the ids and bytes that they have.
--- Invariant: only those of an endpoint that takes any; who asks for them ends its rest. Returns how many are due now; none when it is disabled or gone.
+-- Invariant: only those of an endpoint that takes any; who asks for them ends its rest. Returns how many are due now;
+-- none when it is disabled or gone.
 -- uses: clock delivery
 local endpoint = KEYS[1]
 local prefix, endpoint_id, keep_ms, ids = ARGV[1], ARGV[2], tonumber(ARGV[3]), {unpack(ARGV, 4)}

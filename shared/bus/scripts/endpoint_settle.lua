@@ -5,7 +5,7 @@
 -- uses: clock delivery
 local endpoint = KEYS[1]
 local prefix, id, keep_ms, reason = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
-local AT_ONCE = 500 -- a script makes everybody wait
+local AT_ONCE = 100 -- a script makes everybody wait
 
 local function drop_some()
   for _, status in ipairs({'pending', 'delivered', 'failed'}) do

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from api.cli import bulkrun
+from api.cli import run as command
 from api.cli.batchfile import survey
+from api.cli.bulkrun import Most
 from api.cli.runfolder import ModelChanged, RunFolder, RunModel
 from api.cli.spool import Ledger
 from api.lines.record import Subject, answered
@@ -333,7 +334,7 @@ def test_a_file_that_its_service_forgot_is_sent_again(bulk: RunCommand, batch_se
 def test_a_file_of_more_lines_than_a_batch_may_have_is_several(
     bulk: RunCommand, batch_server: BatchServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulkrun, "MOST_LINES", 4)
+    monkeypatch.setattr(command, "USUAL", Most(4, 1_000_000))
     bulk.write(*({"say": f"say-{n}"} for n in range(10)), {"reject": 400})
     lines = bulk.source.read_text().splitlines()
     bulk.source.write_text("\n".join([*lines[:5], "not json", lines[0], *lines[5:]]) + "\n")
@@ -508,7 +509,7 @@ def test_each_way_to_fail_has_its_record(bulk: RunCommand, batch_server: BatchSe
 
 
 @pytest.mark.parametrize("status", [429, 503, 502, 0])
-@pytest.mark.parametrize("step", ["upload", "create", "events"])
+@pytest.mark.parametrize("step", ["check", "upload", "create", "events"])
 def test_a_service_that_is_full_or_away_is_waited_for(
     bulk: RunCommand, batch_server: BatchServer, step: str, status: int
 ) -> None:
@@ -519,6 +520,14 @@ def test_a_service_that_is_full_or_away_is_waited_for(
     stats = batch_server.get("/stats")
     assert stats["says"] == sorted(f"say-{n}" for n in range(12))
     assert (stats["made"], stats["uploads"]) == (1, 1)
+
+
+def test_why_a_run_waits_is_shown(bulk: RunCommand, batch_server: BatchServer) -> None:
+    bulk.write({"say": "x"})
+    batch_server.refuse("check", 10**6, 503)
+    with bulk.start(*go(bulk, batch_server)) as waiting:
+        said = next(text for text in waiting.lines if "come back" in text)
+        assert said.endswith(", waiting: the service answered 503: come back\n")
 
 
 def test_two_runs_do_not_write_one_output(bulk: RunCommand, batch_server: BatchServer) -> None:

@@ -12,9 +12,9 @@ import standardwebhooks
 from pydantic import SecretStr
 
 from api.webhooks.events import job_event
-from api.webhooks.signing import SIGNATURE, TIMESTAMP, Forged, key_of, new_secret, sign, verify
+from api.webhooks.signing import SIGNATURE, TIMESTAMP, Forged, new_secret, sign, verify
 from shared.jobs import JobStatus
-from shared.webhooks import Secret
+from shared.webhooks import Secret, key_of
 
 KNOWN = SecretStr("whsec_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=")
 BODY = '{"type":"job.completed","data":{"text":"hé 😀","n":1.0}}'.encode()

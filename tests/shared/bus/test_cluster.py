@@ -21,13 +21,19 @@ from shared.bus.keys import Keys
 from shared.bus.taskpool import task_pool
 from shared.errors import BusUnavailable
 from shared.events import Finished
+from shared.ids import Kind, partition_in
 from shared.jobs import Job, partition_of
 from shared.settings import BusSettings, ConfigError, TasksSettings
+from shared.webhooks import DeliveryStatus
 from tests.conftest import keys_that_stay
 from tests.shared.bus.conftest import ANY, MOST_PARTITIONS, Behind, a_job, eventually, tokens
 from tests.shared.bus.servers import Node, running, until, until_replicated
+from tests.shared.bus.test_batch_holds import *  # noqa: F403
+from tests.shared.bus.test_batch_lines import *  # noqa: F403
+from tests.shared.bus.test_batches import *  # noqa: F403
 from tests.shared.bus.test_queue import *  # noqa: F403
 from tests.shared.bus.test_tokenlog import *  # noqa: F403
+from tests.shared.bus.test_webhooks import a_delivery, an_endpoint, attempted
 
 N_SLOTS = 16384
 
@@ -194,6 +200,21 @@ async def test_leases_are_kept_in_every_partition(spread: Bus, spread_settings: 
         assert not lost
     for each in claimed:
         assert await spread.queue.finish(each.lease, Finished(status="succeeded"), 1)
+
+
+async def test_webhooks_are_kept_in_every_partition(nodes: Nodes, spread: Bus) -> None:
+    made = [await an_endpoint(spread, tenant=f"tenant {number}") for number in range(4 * N_PARTITIONS)]
+    assert {nodes.owner(partition_in(endpoint.id, Kind.ENDPOINT)) for endpoint in made} == set(nodes.nodes)
+    deliveries = [a_delivery(endpoint) for endpoint in made]
+    await spread.webhooks.post(deliveries)
+    assert set(await spread.webhooks.due(100)) == {endpoint.id for endpoint in made}
+    for endpoint, delivery in zip(made, deliveries, strict=True):
+        assert [taken.id for taken in await spread.webhooks.take(endpoint.id, 10)] == [delivery.id]
+        await attempted(spread, delivery, DeliveryStatus.DELIVERED)
+        await spread.webhooks.replay(delivery.id)
+        await spread.webhooks.disable(endpoint.id, "x")
+        await spread.webhooks.delete(endpoint.id, endpoint.tenant)
+    assert await spread.webhooks.due(100) == []
 
 
 async def test_every_node_is_looked_at(nodes: Nodes, spread: Bus) -> None:

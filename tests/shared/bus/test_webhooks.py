@@ -360,12 +360,27 @@ class TestDisabledEndpoints:
         assert {taken.n_attempts for taken in await bus.webhooks.take(made.id, 10)} == {0}
         assert await statuses(bus, made) == [PENDING] * 4
 
-    async def test_a_try_that_was_under_way_does_not_wait_for_another(self, bus: Bus) -> None:
+    async def test_a_try_that_was_under_way_does_not_wait_for_another_nor_keep_others_waiting(
+        self, bus: Bus, behind: Behind
+    ) -> None:
+        made = await an_endpoint(bus)
+        tried, other = await posted(bus, made, 2)
+        await attempted(bus, other, PENDING, next_at=time.time() + LATER_S)
+        # As a process leaves it that dies before it settles anything.
+        await behind.client.hset(behind.keys.endpoint(made.id), mapping={"disabled_ms": 1, "disabled_reason": "x"})
+        await attempted(bus, tried, PENDING, next_at=time.time() + LATER_S)
+        found = await bus.webhooks.delivery(tried.id)
+        assert found and (found.status, found.reason, found.n_attempts) == (FAILED, IS_DISABLED, 1)
+        assert await bus.webhooks.due(10) == [made.id] and await bus.webhooks.take(made.id, 10) == []
+        assert await statuses(bus, made) == [FAILED, FAILED]
+
+    async def test_a_try_that_was_under_way_brings_no_deleted_endpoint_back(self, bus: Bus, behind: Behind) -> None:
         made = await an_endpoint(bus)
         [delivery] = await posted(bus, made)
-        await bus.webhooks.disable(made.id, "gone")
+        await behind.client.delete(behind.keys.endpoint(made.id), behind.keys.endpoints(0, "default"))
         await attempted(bus, delivery, PENDING, next_at=0)
-        assert await statuses(bus, made) == [FAILED]
+        assert not await behind.client.exists(behind.keys.endpoint(made.id))
+        assert await bus.webhooks.take(made.id, 10) == [] and await statuses(bus, made) == []
 
     @pytest.mark.parametrize("what", ["disabled", "deleted"])
     async def test_what_a_crash_left_is_settled_when_it_is_taken(self, bus: Bus, behind: Behind, what: str) -> None:
@@ -384,15 +399,32 @@ class TestDisabledEndpoints:
     @pytest.mark.parametrize("what", ["disable", "delete"])
     async def test_thousands_are_settled_in_short_calls(self, bus: Bus, behind: Behind, what: str) -> None:
         made = await an_endpoint(bus)
-        await posted(bus, made, 1200)
+        await posted(bus, made, 600)
         await behind.client.config_resetstat()
         if what == "disable":
             await bus.webhooks.disable(made.id, "x")
-            assert len((await bus.webhooks.deliveries(made.id, status=FAILED, limit=2000)).records) == 1200
+            assert len((await bus.webhooks.deliveries(made.id, status=FAILED, limit=1000)).records) == 600
         else:
             await bus.webhooks.delete(made.id, "default")
             assert await behind.client.keys(f"{behind.keys.namespace}:*") == []
-        assert (await behind.client.info("commandstats"))["cmdstat_evalsha"]["calls"] >= 4
+        assert (await behind.client.info("commandstats"))["cmdstat_evalsha"]["calls"] >= 6
+
+    async def test_who_disables_an_endpoint_leaves_what_takes_long_to_who_takes_from_it(
+        self, bus: Bus, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made = await an_endpoint(bus)
+        await posted(bus, made, 450)
+        await bus.webhooks.rest(made.id, time.time() + LATER_S)
+        monkeypatch.setattr("shared.bus.webhooks.SETTLE_S", 0)
+        await bus.webhooks.disable(made.id, "x")
+        for n_failed in (100, 200, 300, 400, 450):
+            assert (await statuses(bus, made)).count(FAILED) == n_failed
+            assert await bus.webhooks.due(10) == ([made.id] if n_failed < 450 else [])
+            assert await bus.webhooks.take(made.id, 10) == []
+        await bus.webhooks.delete(made.id, "default")
+        while await bus.webhooks.due(10):
+            await bus.webhooks.take(made.id, 10)
+        assert await statuses(bus, made) == []
 
 
 class TestTheLog:

@@ -67,6 +67,7 @@ async def test_of_what_is_broken_off_nothing_is_left(store: Store, data: bytes) 
             await writer.write(data)
             raise ZeroDivisionError
     assert await names(store) == set()
+    assert await store.drop_unfinished(time.time() + 60) == 0, "nor anything that takes room"
 
 
 async def test_of_what_is_cancelled_nothing_is_left_and_what_was_there_stays(store: Store) -> None:
@@ -85,6 +86,7 @@ async def test_of_what_is_cancelled_nothing_is_left_and_what_was_there_stays(sto
     with pytest.raises(asyncio.CancelledError):
         await task
     assert await names(store) == {NAME}
+    assert await store.drop_unfinished(time.time() + 60) == 0
     assert await content(store, NAME) == b"before"
 
 

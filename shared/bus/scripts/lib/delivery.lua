@@ -1,11 +1,11 @@
 -- Where a delivery stands.
 -- Invariant: it is in exactly one of its endpoint's lists, that of its status; in its endpoint's schedule if and only
--- if it is pending; and its endpoint stands in `schedules` at the time of the first that is, or of the end of its rest. What is pending goes by
--- itself only when nobody has looked for PENDING_MS; what has ended goes `keep_ms` later, or when KEPT others of its
--- status are younger.
+-- if it is pending; and its endpoint stands in `schedules` at the time of the first that is, or of the end of its rest,
+-- and of a disabled one at any time. What is pending goes by itself only when nobody has looked for PENDING_MS; what has
+-- ended goes `keep_ms` later, or when KEPT others of its status are younger.
 local PENDING_MS = 2592000000 -- thirty days
 local KEPT = 10000
-local TRIMMED_AT_ONCE = 8 -- at each that comes: lists shrink when they must, and no call takes long
+local TRIMMED_AT_ONCE = 3 -- at each that comes: lists shrink when they must, and no call takes long
 
 local function list_of(prefix, endpoint, status)
   return prefix .. 'deliveries:' .. endpoint .. ':' .. status
@@ -22,8 +22,8 @@ local function announce(prefix, endpoint)
   local schedules = prefix .. 'schedules'
   local first = redis.call('ZRANGE', prefix .. 'schedule:' .. endpoint, 0, 0, 'WITHSCORES')
   if first[1] then
-    local rests = redis.call('HGET', prefix .. 'endpoint:' .. endpoint, 'rest_ms')
-    redis.call('ZADD', schedules, math.max(first[2], rests or 0), endpoint)
+    local rests, is_disabled = unpack(redis.call('HMGET', prefix .. 'endpoint:' .. endpoint, 'rest_ms', 'disabled_ms'))
+    redis.call('ZADD', schedules, is_disabled and 0 or math.max(first[2], rests or 0), endpoint)
     keep_for(schedules, PENDING_MS)
   else
     redis.call('ZREM', schedules, endpoint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,13 @@ async def worker(bus: Bus) -> AsyncIterator[ScriptedWorker]:
         yield scripted
 
 
+async def until(condition: Callable[[], Awaitable[object]], patience_s: float = PATIENCE_S) -> None:
+    """Looks often: what it waits for may last for a moment only."""
+    async with asyncio.timeout(patience_s):
+        while not await condition():  # noqa: ASYNC110 - no event tells of it
+            await asyncio.sleep(0.002)
+
+
 class Bench:
     """Makes batches, and works on them."""
 
@@ -90,12 +97,16 @@ class Bench:
         return batch.id
 
     async def held(self, batch_id: str, lease_s: float = LEASE_S) -> Hold:
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                for due in await self.bus.batches.due(100):
-                    if due.batch_id == batch_id and (hold := await self.bus.batches.hold(*due, lease_s)):
-                        return hold
-                await asyncio.sleep(0.01)
+        """As soon as it is due."""
+        holds: list[Hold] = []
+
+        async def is_held() -> bool:
+            due = [each for each in await self.bus.batches.due() if each.batch_id == batch_id]
+            holds.extend([hold for each in due if (hold := await self.bus.batches.hold(*each, lease_s))])
+            return bool(holds)
+
+        await until(is_held)
+        return holds[0]
 
     async def step(self, batch_id: str, work: Work | None = None, lease_s: float = LEASE_S) -> Batch:
         """One step, and no rest after it; the batch afterwards."""

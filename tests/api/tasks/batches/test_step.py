@@ -94,7 +94,9 @@ async def test_lines_that_fail_do_so_as_over_http_and_the_others_succeed(bench: 
     assert bodies["unknown model"]["type"] == "model_not_found"
     assert all(record["error"] is None for record in errors)
     assert [told[name]["line"] for name in ("bad type", "too long", "unknown model")] == [4, 5, 6]
-    assert told["too long"]["response"]["request_id"] == line_job_id(batch_id, 5)
+    assert [told[name]["response"]["request_id"] for name in ("bad type", "too long", "unknown model")] == [
+        line_job_id(batch_id, number) for number in (4, 5, 6)
+    ]
 
 
 async def test_an_error_looks_as_the_clients_of_its_path_expect_it(bench: Bench) -> None:

@@ -5,12 +5,8 @@ from typing import Any
 import pytest
 
 from api.tasks.batches.weighing import OVERHEAD, Weights, weight_of
-from shared.jobs import Completion, Embedding, Job, Request, Sampling
+from shared.jobs import Completion, Embedding, Request, Sampling
 from tests.api.tasks.batches.test_pace import batch
-
-
-def job(request: Request) -> Job:
-    return Job(id="job_0_x", model="m", request=request)
 
 
 def completion(**fields: Any) -> Completion:
@@ -28,7 +24,12 @@ def completion(**fields: Any) -> Completion:
     ],
 )
 def test_who_asks_for_more_weighs_more(lighter: Request, heavier: Request) -> None:
-    assert 500 + OVERHEAD < weight_of(job(lighter), 500) < weight_of(job(heavier), 500)
+    assert 500 + OVERHEAD < weight_of(lighter, 500) < weight_of(heavier, 500)
+
+
+def test_an_embedding_weighs_what_the_models_vectors_take() -> None:
+    request = Embedding(inputs=("a",) * 10)
+    assert weight_of(request, 0, 100) < weight_of(request, 0, 1000) < weight_of(request, 0)
 
 
 def test_what_is_not_known_of_a_line_is_the_average_of_the_plan() -> None:
