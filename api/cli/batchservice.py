@@ -22,6 +22,7 @@ from api.cli.events import Event, EventBuffer
 from api.cli.service import (
     SILENCE_S,
     Away,
+    Look,
     Refusal,
     Service,
     ServiceLost,
@@ -32,8 +33,8 @@ from api.cli.service import (
 )
 from shared.wire import Wire
 
-NO_BATCH = "batch_0_000000000000000000000000"
-"""An id that no batch has: what is said of its events tells a slotstream from others."""
+EVENTS_OF_NONE = "/v1/batches/batch_0_000000000000000000000000/events"
+"""Of an id that no batch has: what is said of them tells a slotstream from others."""
 
 NEWEST = 100
 """How far back it is looked for what may be there already."""
@@ -142,23 +143,28 @@ class _Files(Wire):
 class BatchService(Service):
     """A running slotstream's files and batches, or those of another service."""
 
-    kind = Kind.SLOTSTREAM
-    """As `check` has found."""
+    _kind: Kind | None = None
 
     async def check(self) -> None:
-        """Find out its kind. Raises ServiceLost when nobody answers at the URL, or none that takes batches, or not with
-        this key."""
-        path = f"/v1/batches/{NO_BATCH}/events"
-        status, content = await self._first_look(path)
-        if status == 429 or status >= 502:  # who it is cannot be told yet
-            status, content = await self._patiently(lambda: self._look_at(path))
-        if status == 404 and not is_path_unknown(404, content):
-            return
+        """Raise ServiceLost when nobody answers at the URL, or none that takes batches, or not with this key."""
+        look = await self._first_look(EVENTS_OF_NONE)
+        if look.status != 429 and look.status < 502:  # else it is there, and has to be waited for
+            self._kind = await self._recognised(look)
+
+    async def recognise(self) -> Kind:
+        """What the service is. Raises ServiceLost."""
+        if self._kind is None:
+            self._kind = await self._recognised(await self._patiently(lambda: self._look_at(EVENTS_OF_NONE)))
+        return self._kind
+
+    async def _recognised(self, look: Look) -> Kind:
+        if look.status == 404 and not is_path_unknown(404, look.content):
+            return Kind.SLOTSTREAM
         path = "/v1/batches"
         status, content = await self._patiently(lambda: self._look_at(f"{path}?limit=1"))
         if status != 200 or _read(_Batches, content) is None:
             raise ServiceLost(f"{self.url} is not a slotstream, nor has it batches: GET {path} answered {status}")
-        self.kind = Kind.OTHER
+        return Kind.OTHER
 
     async def upload(self, content: Upload, *, is_again: bool, on_sent: Callable[[float], None]) -> str | Refusal:
         """The id of the file. `is_again`: it may be there already; `on_sent` hears which part has been sent."""
@@ -185,7 +191,11 @@ class BatchService(Service):
 
         async def once() -> BatchView | Refusal:
             nonlocal may_be_there
-            if may_be_there and self.kind is Kind.OTHER and (found := await self._find_batch(fields["input_file_id"])):
+            if (
+                may_be_there
+                and self._kind is not Kind.SLOTSTREAM
+                and (found := await self._find_batch(fields["input_file_id"]))
+            ):
                 return found
             may_be_there = True
             async with self._answer("POST", "/v1/batches", data=payload, headers=headers) as response:
@@ -267,9 +277,9 @@ class BatchService(Service):
             async with asyncio.timeout(GOODBYE_S), self._answer("DELETE", f"/v1/files/{file_id}"):
                 pass
 
-    async def _look_at(self, path: str) -> tuple[int, bytes]:
+    async def _look_at(self, path: str) -> Look:
         async with self._answer("GET", path) as response:
-            return response.status, await response.read()
+            return Look(response.status, await response.read())
 
     async def _show(self, batch_id: str) -> BatchView | None:
         async with self._answer("GET", f"/v1/batches/{batch_id}") as response:

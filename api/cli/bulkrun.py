@@ -27,10 +27,9 @@ from shared.batches import ANY_ENDPOINT
 
 SYNC_S = 1.0
 
-MOST_LINES, MOST_BYTES = 50_000, 190_000_000
-"""Of a batch: what OpenAI takes, and a slotstream unless it is told otherwise."""
-
 TRIES_OF_A_LOST_BATCH = 5
+LOOKS_AT_NOTHING = 4
+"""After so many in a row a batch is gone that was there: some services know a new one only after a moment."""
 
 OTHERS_WINDOW = "24h"
 """The one that OpenAI knows."""
@@ -38,6 +37,17 @@ OTHERS_WINDOW = "24h"
 
 class Refused(Exception):
     """The service does not take the file. The message is one sentence."""
+
+
+class Most(NamedTuple):
+    """Of what a batch may have."""
+
+    n_lines: int
+    n_bytes: int
+
+
+USUAL = Most(50_000, 190_000_000)
+"""OpenAI takes a little more, and so does a slotstream unless it is told otherwise."""
 
 
 class Window(NamedTuple):
@@ -50,10 +60,17 @@ class Window(NamedTuple):
 
 class BulkRun:
     def __init__(
-        self, folder: RunFolder, ledger: Ledger, found: Survey, window: Window, *, say: Callable[[str], None]
+        self,
+        folder: RunFolder,
+        ledger: Ledger,
+        found: Survey,
+        window: Window,
+        *,
+        most: Most = USUAL,
+        say: Callable[[str], None],
     ) -> None:
         self._folder, self._ledger, self._found, self._window = folder, ledger, found, window
-        self._say = say
+        self._most, self._say = most, say
         self._n_done_before = ledger.tally.done
         self._generated_before, self._prompt_before = ledger.tally.generated_tokens, ledger.tally.prompt_tokens
         self._wall_s = 0.0
@@ -81,10 +98,9 @@ class BulkRun:
         self._display = display
         if self._n_done_before:
             self._say(f"going on: {self._n_done_before} of {self._found.n_lines} lines are done")
-        await self._end_abandoned(service)
         try:
             async with shown(display, self._looker(service)), self._synced():
-                await self._work(service)
+                await self._work(service, await service.recognise())
         finally:
             self._wall_s += time.monotonic() - started
 
@@ -130,11 +146,12 @@ class BulkRun:
             if line.index >= max(failures):
                 return
 
-    async def _work(self, service: BatchService) -> None:
-        endpoint = ANY_ENDPOINT if service.kind is Kind.SLOTSTREAM else await self._one_url(service)
+    async def _work(self, service: BatchService, kind: Kind) -> None:
+        await self._end_abandoned(service)
+        endpoint = ANY_ENDPOINT if kind is Kind.SLOTSTREAM else await self._one_url(service)
         n_lost = 0
         while not self._ledger.is_complete:
-            order = await self._order(service)
+            order = await self._order(service, kind)
             if order is None:
                 continue  # none of the lines that were left could be asked
             batch = await self._batch(service, order, endpoint)
@@ -154,7 +171,7 @@ class BulkRun:
         await service.forget(old.file_id)
         self._folder.end_abandoned()
 
-    async def _order(self, service: BatchService) -> Order | None:
+    async def _order(self, service: BatchService, kind: Kind) -> Order | None:
         """The order that is not over, or a new one; None when nothing can be asked."""
         self._places, self._standing = Places(self._folder.run_id), None
         if order := self._folder.order:
@@ -163,7 +180,7 @@ class BulkRun:
             return order
         self._stage = "uploading"
         try:
-            order = await self._upload(service)
+            order = await self._upload(service, kind)
         finally:
             self._stage = ""
             self._folder.copy.unlink(missing_ok=True)
@@ -171,11 +188,11 @@ class BulkRun:
             self._folder.keep(order)
         return order
 
-    async def _upload(self, service: BatchService) -> Order | None:
+    async def _upload(self, service: BatchService, kind: Kind) -> Order | None:
         """Leave the next lines with the service as a file."""
         with self._folder.copy.open("wb") as file:
             # Numbers of lines in a slotstream's records are then those of the input.
-            copy = Copy(file, keeps_numbers=service.kind is Kind.SLOTSTREAM)
+            copy = Copy(file, self._most, keeps_numbers=kind is Kind.SLOTSTREAM)
             start = stop = 0
             async for raw, line in self._asked():
                 if not copy.take(raw):
@@ -191,7 +208,7 @@ class BulkRun:
         if isinstance(file_id, Refusal):
             raise Refused(f"{self._folder.source} is not taken: {file_id}")
         n_before = self._ledger.tally.done
-        return Order(file_id=file_id, window=self._span(service), start=start, stop=stop, n_before=n_before)
+        return Order(file_id=file_id, window=self._span(kind), start=start, stop=stop, n_before=n_before)
 
     async def _batch(self, service: BatchService, order: Order, endpoint: str) -> str | None:
         """The id of the order's batch; None when the service has lost the file meanwhile."""
@@ -202,8 +219,8 @@ class BulkRun:
             "endpoint": endpoint,
             "completion_window": order.window,
         }
-        if service.kind is Kind.SLOTSTREAM:
-            fields["metadata"] = {"input": self._folder.source.name.encode(errors="replace").decode()[:512]}
+        if endpoint == ANY_ENDPOINT:
+            fields["metadata"] = {"input": self._folder.input_name[:512]}  # as at first, else it were another batch
         key, is_again = f"run-{self._folder.next_order}", not self._folder.is_new
         batch = await service.create(key, fields, is_again=is_again)
         if isinstance(batch, Refusal):
@@ -231,16 +248,25 @@ class BulkRun:
 
     async def _poll(self, service: BatchService, batch_id: str) -> BatchView | None:
         """The same where records come at the end alone, and out of two files."""
-        pause = Pause()
-        while (batch := await service.look(batch_id)) is not None and not batch.is_ended:
-            self._note_standing(batch)
+        pause, n_misses = Pause(), 0
+        while n_misses < LOOKS_AT_NOTHING:
+            batch = await service.look(batch_id)
+            n_misses = 0 if batch else n_misses + 1
+            if batch and batch.is_ended:
+                await self._download(service, batch)
+                return batch
+            self._standing = batch or self._standing
             await asyncio.sleep(pause.seconds(None))
-        if batch is not None:
-            self._stage = "downloading"
-            for file_id in batch.result_files:
-                await service.lines(file_id, self._take)
-            self._stage = ""
-        return batch
+        return None
+
+    async def _download(self, service: BatchService, batch: BatchView) -> None:
+        self._stage = "downloading"
+        for file_id in batch.result_files:
+            if not await service.lines(file_id, self._take):
+                raise ServiceLost(
+                    f"the service does not have {file_id}, where results of the batch {batch.id} should be"
+                )
+        self._stage = ""
 
     async def _settle(self, service: BatchService, order: Order, batch: BatchView) -> None:
         """The order is over: the lines that got no record from it get theirs here."""
@@ -316,9 +342,8 @@ class BulkRun:
         if (n_bytes, sha256) != (self._found.n_bytes, self._found.sha256):
             raise InputChanged(f"{self._folder.source} changed while it was read; --restart starts over")
 
-    def _span(self, service: BatchService) -> str:
-        is_ours = service.kind is Kind.SLOTSTREAM or self._window.is_chosen
-        return self._window.text if is_ours else OTHERS_WINDOW
+    def _span(self, kind: Kind) -> str:
+        return self._window.text if kind is Kind.SLOTSTREAM or self._window.is_chosen else OTHERS_WINDOW
 
     def _take(self, text: bytes) -> None:
         if placed := self._places.place(text):
@@ -375,9 +400,9 @@ class BulkRun:
 class Copy:
     """Lines of the input that go to a service, no more than it takes."""
 
-    def __init__(self, file: BinaryIO, *, keeps_numbers: bool) -> None:
+    def __init__(self, file: BinaryIO, most: Most, *, keeps_numbers: bool) -> None:
         """`keeps_numbers`: each line has the number that it has in the input, for what is left out is blank."""
-        self._file = file
+        self._file, self._most = file, most
         self._keeps_numbers = keeps_numbers
         self._n_lines = self.n_bytes = self._n_ends = 0
 
@@ -386,7 +411,7 @@ class Copy:
         assert line.text is not None, "a line that can be asked has a text"
         blanks = b"\n" * (line.number - 1 - self._n_ends) if self._keeps_numbers else b""
         n_bytes = self.n_bytes + len(blanks) + len(line.text) + 1
-        if self._n_lines and (self._n_lines == MOST_LINES or n_bytes > MOST_BYTES):
+        if self._n_lines and (self._n_lines == self._most.n_lines or n_bytes > self._most.n_bytes):
             return False
         self._file.write(blanks + line.text + b"\n")
         self._n_lines, self.n_bytes, self._n_ends = self._n_lines + 1, n_bytes, line.number

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from api.cli.batchfile import BadInput, Survey, survey
 from api.cli.batchservice import BatchService
-from api.cli.bulkrun import BulkRun, Refused, Window, lines_of
+from api.cli.bulkrun import USUAL, BulkRun, Most, Refused, Window, lines_of
 from api.cli.progress import BarDisplay, Display, PlainDisplay
 from api.cli.runfolder import BadOutput, InputChanged, ModelChanged, RunFolder, RunModel
 from api.cli.service import ServiceLost
@@ -101,7 +101,7 @@ def _run(settings: RunSettings, config: dict[str, str]) -> int:
             return EXIT_SOME_FAILED if folder.n_failed else 0
         with _ledger(folder, found) as ledger:
             window = Window(settings.window, is_chosen="window" in settings.model_fields_set)
-            bulk = BulkRun(folder, ledger, found, window, say=_say)
+            bulk = BulkRun(folder, ledger, found, window, most=_most(settings), say=_say)
             if ledger.is_complete:
                 bulk.publish()
             else:
@@ -112,6 +112,13 @@ def _run(settings: RunSettings, config: dict[str, str]) -> int:
         folder.tidy()
     print(bulk.summary(), flush=True)
     return EXIT_SOME_FAILED if ledger.tally.failed else 0
+
+
+def _most(settings: RunSettings) -> Most:
+    """Of what a batch may have; a service knows its own limits, and refuses what is beyond them."""
+    if settings.url:
+        return USUAL
+    return Most(settings.max_batch_lines, int(min(settings.max_batch_mb, settings.max_file_mb) * 1_000_000))
 
 
 def _do_what_is_left(settings: RunSettings, config: dict[str, str], folder: RunFolder, bulk: BulkRun) -> int | None:

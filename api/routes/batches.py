@@ -5,6 +5,7 @@ Nothing here runs a line: a batch is a record that the tasks processes find.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import NamedTuple, Self
 
@@ -15,14 +16,14 @@ from starlette.types import ASGIApp
 from api import sse
 from api.access import REPEATS, idempotency_key_of, is_sent_again, query_of
 from api.body import read_as, read_body_if_any
-from api.context import Context, context_of, json_response, tenant_of
+from api.context import Context, context_of, json_response, tenant_of, written_response
 from api.cursor import after_of
 from api.openapi import answers
 from api.openapi.description import Pieces, Reach, described
 from api.pace import average
 from api.schemas.batches import BatchFields, BatchListFields, RetryFields, batch_json, fingerprint, list_json
 from api.schemas.jobs import EventsFields
-from api.schemas.strict import bad_field, read
+from api.schemas.strict import bad_field, read, to_json
 from api.schemas.window import window_s
 from api.tail import GONE, EventsResponse
 from api.webhooks.asked import webhook_of
@@ -78,7 +79,9 @@ async def index(request: Request) -> Response:
     except UnknownBatch:
         raise bad_field("after", "there is no such batch") from None
     now = time.time()
-    return json_response(list_json(page, lambda batch: average(batch, now)))
+    # In a thread: a page may tell of a hundred thousand bad lines.
+    text = await asyncio.to_thread(lambda: to_json(list_json(page, lambda batch: average(batch, now))))
+    return written_response(text)
 
 
 @described("How a batch stands", gives=answers.Batch, reach=Reach.FLEET, fails=(404,))

@@ -23,6 +23,7 @@ from api.images import Images
 from api.outgoing import Outgoing
 from api.tasks import arqworker, janitor, outbox, storekeeper
 from api.tasks.batches.sweep import find_batches, work_on_batches
+from api.tasks.insistence import insistently
 from api.tasks.webhooks import courier as webhooks
 from shared import telemetry
 from shared.bus import Bus, open_bus
@@ -104,7 +105,7 @@ async def stand_up_again(name: str, work: Callable[[], Awaitable[None]]) -> None
     while True:
         started = time.monotonic()
         try:
-            await work()
+            await insistently(work())
         except BusUnavailable as error:
             log.warning("waiting for the server", part=name, reason=error.message)
         except Exception as error:  # the border: whatever it was, housekeeping must go on

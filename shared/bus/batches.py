@@ -22,9 +22,6 @@ from shared.ids import Kind, new_id, partition_in
 KEPT_S = 30 * 86400.0
 """After its window, of a batch that has not ended: so long may nobody be there to work on it."""
 
-PAGE_STEP = 100
-"""Batches that a listing looks at in one round."""
-
 KEY_WAS_USED = "The idempotency key was used with another body."
 
 
@@ -112,15 +109,16 @@ class Batches(BatchSteps):
         before = await self._place(tenant, after) if after is not None else NEWEST
         indexes = [self._keys.batches(each, tenant) for each in range(self._keys.partitions)]
         records: list[Batch] = []
-        while True:
-            places = await older(self._link, indexes, before, PAGE_STEP)
+        while (n_lacking := limit + 1 - len(records)) > 0:
+            places = await older(self._link, indexes, before, n_lacking)
             if places:
                 commands = [("HMGET", self._keys.batch(place.id), *FIELDS) for place in places]
                 found = map(read_batch, await ask(self._link, commands))
                 records += [batch for batch in found if batch is not None]
-            if len(records) > limit or len(places) < PAGE_STEP:
-                return BatchPage(records[:limit], len(records) > limit)
-            before = places[-1]
+                before = places[-1]
+            if len(places) < n_lacking:
+                break  # others have gone
+        return BatchPage(records[:limit], len(records) > limit)
 
     async def cancel(self, batch_id: str) -> Batch:
         """Has no more lines fed, and those at work ended; a batch whose lines are all collected, or that has ended,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from pydantic import TypeAdapter
 
@@ -53,6 +54,12 @@ def given_of(batch: Batch) -> str:
     return batch.model_dump_json(include=GIVEN)
 
 
+@lru_cache(maxsize=16)
+def _faults_of(text: str) -> tuple[LineFault, ...]:
+    """A thousand take some milliseconds, never change, and come with every look at their batch."""
+    return _FAULTS.validate_json(text)
+
+
 def read_batch(values: Sequence[Reply]) -> Batch | None:
     """From the values of FIELDS; None when there is no batch."""
     texts = dict(zip(FIELDS, (value and value.decode() for value in values), strict=True))
@@ -65,7 +72,7 @@ def read_batch(values: Sequence[Reply]) -> Batch | None:
             **{count: int(texts[count]) for count in _COUNTS},
             "status": BatchStatus(texts["status"]),
             "model": texts["model"] or None,
-            "faults": _FAULTS.validate_json(texts["faults"]) if texts["faults"] else (),
+            "faults": _faults_of(texts["faults"]) if texts["faults"] else (),
             "usage": Usage(**{name: int(texts[name]) for name in _TOKENS}),
             "output_file_id": texts["output_file_id"],
             "error_file_id": texts["error_file_id"],

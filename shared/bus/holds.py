@@ -71,8 +71,11 @@ class Holds(BatchRecords):
         return bool(await self._say("renew", hold.batch_id, (self._attention(hold.batch_id),), arguments))
 
     async def rest(self, hold: Hold, after_s: float, *, n_ended: int = 0) -> None:
-        """Lets a batch go. It is due again after that time, at once when it was cancelled since it was taken, and with
-        `n_ended` as soon as so many of its lines have ended and are not collected. Raises BusUnavailable."""
+        """Lets a batch go. It is due again after that time, five minutes at the most; at once when it was cancelled
+        since it was taken; with `n_ended` as soon as so many of its lines have ended and are not collected.
+
+        Raises BusUnavailable.
+        """
         arguments = (hold.batch_id, hold.token, round(after_s * 1000), n_ended)
         await self._say("rest", hold.batch_id, (self._attention(hold.batch_id),), arguments)
 

@@ -57,7 +57,7 @@ class Collecting:
         async with aclosing(read_on(self._store, batch.id, batch.plan_offset)) as texts:
             async for text in texts:
                 planned = await beside(len(text.text), partial(read_plan_text, text.text))
-                draft.add_unfed(text.stop, unfed(batch, planned, why))
+                draft.add_unfed(text.start, text.stop, unfed(batch, planned, why))
                 if draft.is_full or time.monotonic() > until:
                     break
                 if len(draft) % AT_ONCE == 0:

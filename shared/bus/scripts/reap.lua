@@ -2,18 +2,13 @@
 -- reap: ends overdue jobs that nobody holds, and clears away what is empty.
 -- Invariant: what a living worker holds is left to it; a consumer is dropped only when nothing is delivered to it, for
 -- its entries would never be delivered again.
--- uses: clock ending putback orphans
+-- uses: clock ending putback orphans holder
 local due, lanes = KEYS[1], KEYS[2]
 local prefix, lease_ms = ARGV[1], tonumber(ARGV[2])
 local MOST = 100 -- jobs in one call: a script makes everybody wait
 local SILENCE_MS = math.max(600000, 10 * lease_ms) -- after which a consumer is gone
 
 local now = clock()
-
-local function is_held(stream, entry)
-  local row = redis.pcall('XPENDING', stream, 'workers', entry, entry, 1)[1]
-  return row and row[3] < lease_ms
-end
 
 local function end_overdue()
   local ended, overdue = 0, redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, MOST)
@@ -22,7 +17,7 @@ local function end_overdue()
       redis.call('HMGET', prefix .. 'job:' .. id, 'status', 'stream', 'entry'))
     if not status then
       redis.call('ZREM', due, id)
-    elseif status == 'running' and is_held(stream, entry) then
+    elseif status == 'running' and has_holder(stream, entry, lease_ms) then
       redis.call('ZADD', due, now + lease_ms, id)
     else
       end_job(prefix, id, now, 'expired', without_answer('expired', 'expired', 'The deadline passed.'))

@@ -10,8 +10,8 @@ There is one for each test, at /NAME: under /NAME/v1 it is a slotstream, under /
 no events. Under /NAME/locked every key is refused; other paths are answered as a slotstream answers those that it does
 not have. What follows is below /NAME, too.
 
-POST /script {"on": step, "refuse": n, "with": status}: n refusals at a step: upload, create, look, events. With 0 it is
-done, and the connection cut without a word.
+POST /script {"on": step, "refuse": n, "with": status}: n refusals at a step: check, upload, create, look, events or
+content. With 0 it is done, and the connection cut without a word.
 POST /script {"on": step, "hold": true}: the step is done, and never answered; `reading` and `asked` come before the
 steps upload and create. {"on": step, "drop": true} lets go what is held there, undone.
 {"forget": true}: no file and no batch is known any more. {"stutter": true}: events come twice, and are broken off.
@@ -35,6 +35,7 @@ from aiohttp import web
 
 from api.lines.reading import BadLine, Line, LineChecker, read_lines
 
+NO_BATCH = "batch_0_000000000000000000000000"
 ENDED = ("completed", "failed", "expired", "cancelled")
 
 
@@ -340,6 +341,9 @@ class Server:
     async def events(self, request: web.Request) -> web.StreamResponse:
         if self.is_silent and request.match_info["id"] in self.batches:
             raise unknown_path()
+        if request.match_info["id"] == NO_BATCH:
+            async with self.step("check", request):
+                raise missing()
         batch = self.find(request)
         self.counts["follows"] += 1
         await self.note()

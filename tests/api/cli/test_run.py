@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from api.cli import bulkrun
+from api.cli import run as command
 from api.cli.batchfile import survey
+from api.cli.bulkrun import Most
 from api.cli.runfolder import ModelChanged, RunFolder, RunModel
 from api.cli.spool import Ledger
 from api.lines.record import Subject, answered
@@ -304,6 +305,34 @@ def test_restart_cancels_the_batch_that_it_begins_anew(bulk: RunCommand, batch_s
     assert (stats["statuses"], stats["files"]) == (["cancelled", "completed"], 0)
 
 
+def test_a_batch_is_found_again_also_when_the_input_has_another_name_by_now(
+    bulk: RunCommand, batch_server: BatchServer
+) -> None:
+    bulk.write(*bodies(5))
+    batch_server.script(on="create", hold=True)
+    with bulk.start(*go(bulk, batch_server)):
+        batch_server.get("/when?held=1")
+    batch_server.script(on="create", hold=False)
+    bulk.source.rename(bulk.folder / "other.jsonl")
+    done = bulk.run("other.jsonl", *go(bulk, batch_server)[1:])
+    assert done.returncode == 0, done.stderr
+    assert batch_server.get("/stats")["made"] == 1
+
+
+def test_a_batch_that_was_cancelled_for_a_new_run_is_not_taken_up_when_that_is_refused(
+    bulk: RunCommand, batch_server: BatchServer
+) -> None:
+    bulk.write({"say": "old", "turn": 99})
+    with bulk.start(*go(bulk, batch_server)):
+        batch_server.get("/when?follows=1")
+    bulk.write({"say": "too much"})
+    assert bulk.run(*go(bulk, batch_server, "--restart")).returncode == 2
+    bulk.write({"say": "new"})
+    done = bulk.run(*go(bulk, batch_server))
+    assert done.returncode == 0, done.stderr
+    assert [say(result) for result in bulk.results()] == ["new"]
+
+
 def test_a_batch_that_its_service_forgot_is_asked_for_again_without_what_is_known(
     bulk: RunCommand, batch_server: BatchServer
 ) -> None:
@@ -333,7 +362,7 @@ def test_a_file_that_its_service_forgot_is_sent_again(bulk: RunCommand, batch_se
 def test_a_file_of_more_lines_than_a_batch_may_have_is_several(
     bulk: RunCommand, batch_server: BatchServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulkrun, "MOST_LINES", 4)
+    monkeypatch.setattr(command, "USUAL", Most(4, 1_000_000))
     bulk.write(*({"say": f"say-{n}"} for n in range(10)), {"reject": 400})
     lines = bulk.source.read_text().splitlines()
     bulk.source.write_text("\n".join([*lines[:5], "not json", lines[0], *lines[5:]]) + "\n")
@@ -508,7 +537,7 @@ def test_each_way_to_fail_has_its_record(bulk: RunCommand, batch_server: BatchSe
 
 
 @pytest.mark.parametrize("status", [429, 503, 502, 0])
-@pytest.mark.parametrize("step", ["upload", "create", "events"])
+@pytest.mark.parametrize("step", ["check", "upload", "create", "events"])
 def test_a_service_that_is_full_or_away_is_waited_for(
     bulk: RunCommand, batch_server: BatchServer, step: str, status: int
 ) -> None:
@@ -519,6 +548,14 @@ def test_a_service_that_is_full_or_away_is_waited_for(
     stats = batch_server.get("/stats")
     assert stats["says"] == sorted(f"say-{n}" for n in range(12))
     assert (stats["made"], stats["uploads"]) == (1, 1)
+
+
+def test_why_a_run_waits_is_shown(bulk: RunCommand, batch_server: BatchServer) -> None:
+    bulk.write({"say": "x"})
+    batch_server.refuse("check", 10**6, 503)
+    with bulk.start(*go(bulk, batch_server)) as waiting:
+        said = next(text for text in waiting.lines if "come back" in text)
+        assert said.endswith(", waiting: the service answered 503: come back\n")
 
 
 def test_two_runs_do_not_write_one_output(bulk: RunCommand, batch_server: BatchServer) -> None:

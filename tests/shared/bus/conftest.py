@@ -28,6 +28,18 @@ async def bus(bus_settings: BusSettings) -> AsyncIterator[Bus]:
         yield opened
 
 
+@pytest.fixture(params=[1, 4])
+def partitions(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture
+async def wide(bus_settings: BusSettings, partitions: int) -> AsyncIterator[Bus]:
+    """A bus of one partition, and one of four."""
+    async with open_bus(bus_settings.model_copy(update={"partitions": partitions}), name="test") as opened:
+        yield opened
+
+
 @pytest.fixture
 async def behind(bus_settings: BusSettings) -> AsyncIterator[Behind]:
     async with Redis.from_url(bus_settings.redis_url.get_secret_value()) as client:

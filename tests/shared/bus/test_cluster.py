@@ -28,6 +28,9 @@ from shared.webhooks import DeliveryStatus
 from tests.conftest import keys_that_stay
 from tests.shared.bus.conftest import ANY, MOST_PARTITIONS, Behind, a_job, eventually, tokens
 from tests.shared.bus.servers import Node, running, until, until_replicated
+from tests.shared.bus.test_batch_holds import *  # noqa: F403
+from tests.shared.bus.test_batch_lines import *  # noqa: F403
+from tests.shared.bus.test_batches import *  # noqa: F403
 from tests.shared.bus.test_queue import *  # noqa: F403
 from tests.shared.bus.test_tokenlog import *  # noqa: F403
 from tests.shared.bus.test_webhooks import a_delivery, an_endpoint, attempted

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from shared.bus import Bus, Chunk, Verdict, Wanted, open_bus
+from shared.batches import BatchStatus, Segment
+from shared.bus import Bus, Chunk, Unfed, Verdict, Wanted, open_bus
 from shared.errors import BusUnavailable
 from shared.events import Finished
 from shared.jobs import JobStatus
 from shared.settings import BusSettings
+from tests.shared.bus.bulk import RETENTION_S, WIDTH, jobs_of, lines, made, record, refused
 from tests.shared.bus.conftest import ANY, Behind, a_job, claimed, eventually, keeper, queued, tokens
 
 SUCCEEDED = Finished(status="succeeded")
@@ -174,3 +176,47 @@ async def test_a_server_that_never_replies_is_unavailable(cutter: tuple[Cutter, 
         await queued(bus)
     cut.n_to_cut = 0
     await queued(bus)
+
+
+async def test_a_batch_whose_replies_were_lost_is_done_once(cutter: tuple[Cutter, Bus]) -> None:
+    cut, bus = cutter
+    await walk(bus, Cutter(""))  # the server then knows all scripts, and each cut is of what is meant
+    await walk(bus, cut)
+    assert cut.n_cuts >= 9
+
+
+async def walk(bus: Bus, cut: Cutter) -> None:
+    """A batch goes its way while the first reply to each of its steps is lost."""
+
+    def lose(n: int = 1) -> None:
+        cut.n_to_cut = n
+
+    lose()
+    batch = await made(bus)
+    [due] = await bus.batches.due()
+    lose()
+    hold = await bus.batches.hold(batch.id, due.epoch, 30.0)
+    assert hold
+    lose()
+    assert await bus.batches.planned(hold, n_total=5, n_planned=5, model="m")
+    for some in ([*lines(batch, [0, 1]), refused(batch, 2)], lines(batch, [3])):
+        lose()
+        assert await bus.batches.feed(hold, some) == (len(some), None, True)
+    lose()
+    await bus.batches.cancel(batch.id)
+    lose()
+    await bus.batches.recall(await bus.batches.flights(batch.id))
+    lose()
+    assert await bus.batches.finalize(hold, "cancelled")
+    segment = Segment(number=0, n_error=5, error_bytes=5)
+    lose()
+    assert await bus.batches.collect(
+        hold, segment, job_ids=jobs_of(batch, range(4)), n_completed=0, n_failed=5, unfed=Unfed(1, 4 * WIDTH, 5 * WIDTH)
+    )
+    lose()
+    assert await bus.batches.finish(hold, RETENTION_S)
+    cut.n_to_cut = 0
+    found = await record(bus, batch)
+    assert (found.status, found.n_fed, found.n_failed, found.n_segments) == (BatchStatus.CANCELLED, 5, 5, 1)
+    assert [row.id for row in await bus.outbox.read()].count(batch.id) == 1
+    assert await bus.queue.claim("w1", "m", ANY) == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
@@ -31,22 +30,11 @@ from shared.jobs import (
     partition_of,
 )
 from shared.settings import BusSettings
+from shared.webhooks import Secret, Webhook
 from tests.shared.bus.conftest import ANY, Behind, a_job, claimed, eventually, keeper, other_lease, queued, tokens
 
 SUCCEEDED = Finished(status="succeeded")
 INPUT = Embedding(inputs=("a",))
-
-
-@pytest.fixture(params=[1, 4])
-def partitions(request: pytest.FixtureRequest) -> int:
-    return int(request.param)
-
-
-@pytest.fixture
-async def wide(bus_settings: BusSettings, partitions: int) -> AsyncIterator[Bus]:
-    """A bus of one partition, and one of four."""
-    async with open_bus(bus_settings.model_copy(update={"partitions": partitions}), name="test") as opened:
-        yield opened
 
 
 class TestEnqueue:
@@ -58,6 +46,18 @@ class TestEnqueue:
         assert (claim.attempt, claim.deaths, claim.lease.epoch) == (1, 0, 1)
         assert claim.deadline_at - claim.enqueued_at == pytest.approx(job.deadline_s)
         assert claim.enqueued_at <= claim.now
+
+    async def test_a_webhook_stays_beside_its_job_and_its_secret_in_no_answer(self, bus: Bus, behind: Behind) -> None:
+        webhook = Webhook(url="https://a.example", secret=Secret.model_validate({"value": "whsec_abc"}))
+        job = await queued(bus, webhook=webhook)
+        record = await bus.queue.record(job.id)
+        assert record is not None
+        assert record.webhook == webhook
+        assert (await claimed(bus)).job.webhook is None
+        assert "whsec_abc" not in record.to_json() + repr(record)
+        fields = await behind.fields(job.id)
+        assert [name for name, value in fields.items() if "whsec_abc" in value] == ["webhook"]
+        assert await behind.field((await queued(bus)).id, "webhook") is None
 
     @pytest.mark.parametrize(
         "request_",

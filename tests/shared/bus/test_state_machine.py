@@ -402,7 +402,7 @@ BROKEN = [
     ("leave", "worker .. ':left'", "'@left'"),
     ("cancel", "redis.call('HSET', job, 'cancel', 1)", ""),
     ("renew", "status ~= 'running' or lease ~= ARGV[i + 2]", "false"),
-    ("reap", "status == 'running' and is_held(stream, entry)", "false"),
+    ("reap", "status == 'running' and has_holder(stream, entry, lease_ms)", "false"),
 ]
 """One hole in each script."""
 BROKEN_FOR_ONE_WORKER = [

@@ -9,14 +9,13 @@ local n_segments, life_ms = ARGV[5], tonumber(ARGV[6])
 local output_id, output, error_id, errors = ARGV[7], ARGV[8], ARGV[9], ARGV[10] -- files and their records; or empty
 local ENDS = {over = 'completed', expired = 'expired'}
 
-local status, ended_by, why, tenant, segments, in_flight, n_total, n_completed, n_failed = unpack(redis.call(
-  'HMGET', batch, 'status', 'ended_by', 'why', 'tenant', 'n_segments', 'n_in_flight', 'n_total', 'n_completed',
-  'n_failed'))
+local status, ended_by, why, tenant, segments, n_total, n_completed, n_failed = unpack(redis.call(
+  'HMGET', batch, 'status', 'ended_by', 'why', 'tenant', 'n_segments', 'n_total', 'n_completed', 'n_failed'))
 if ended_by == token then
   return 1 -- said again because our reply was lost
 elseif not is_held(batch, token) or (status ~= 'finalizing' and status ~= 'cancelling') then
   return 0
-elseif segments ~= n_segments or in_flight ~= '0' or n_completed + n_failed ~= tonumber(n_total) then
+elseif segments ~= n_segments or n_completed + n_failed ~= tonumber(n_total) then
   return 0
 end
 

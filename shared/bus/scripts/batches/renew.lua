@@ -8,5 +8,5 @@ local id, token, lease_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
 if not is_held(batch, token) then
   return 0
 end
-redis.call('ZADD', due, clock() + lease_ms, id)
+redis.call('ZADD', due, later(clock(), lease_ms), id)
 return 1

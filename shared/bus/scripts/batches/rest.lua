@@ -11,7 +11,7 @@ if not is_held(batch, token) then
   return 0
 end
 local now = clock()
-local at = now + after_ms
+local at = later(now, after_ms)
 local status, expires, is_awaited = unpack(redis.call('HMGET', batch, 'status', 'expires_ms', 'attend'))
 if (status == 'validating' or status == 'in_progress') and now < tonumber(expires) then
   at = math.min(at, expires)

@@ -6,6 +6,18 @@
 -- hash `batch:<id>`: `hold` is the token, `attend` is set when something happened meanwhile, so that there is no rest;
 -- with `wake_at` the rest is also over when so many of its lines have ended and are not collected.
 
+local FURTHEST_MS = 300000
+
+-- When a rest or a lease is over.
+local function later(now, ms)
+  return now + math.min(ms, FURTHEST_MS)
+end
+
+-- Whether its time has come. One that lies further ahead than any can was reckoned before the clock was set back.
+local function is_past(at, now)
+  return at <= now or at > now + FURTHEST_MS
+end
+
 -- `token` is never empty.
 local function is_held(batch, token)
   return redis.call('HGET', batch, 'hold') == token
