@@ -242,19 +242,20 @@ class TestEnd:
         batch, hold = await planned(bus, 5)
         await bus.batches.feed(hold, lines(batch, [0]))
         rest = Segment(number=0, n_error=2, error_bytes=8)
-        with pytest.raises(ValueError, match="lines"):
-            await bus.batches.collect(hold, rest, job_ids=(), n_completed=0, n_failed=2, unfed=Unfed(2, 3 * WIDTH))
+        assert not await bus.batches.collect(
+            hold, rest, job_ids=(), n_completed=0, n_failed=2, unfed=Unfed(2, WIDTH, 3 * WIDTH)
+        )
         assert await bus.batches.finalize(hold, "expired")
         for _ in range(2):
             assert await bus.batches.collect(
-                hold, rest, job_ids=(), n_completed=0, n_failed=2, unfed=Unfed(2, 3 * WIDTH)
+                hold, rest, job_ids=(), n_completed=0, n_failed=2, unfed=Unfed(2, WIDTH, 3 * WIDTH)
             )
         halfway = await record(bus, batch)
         assert (halfway.n_fed, halfway.plan_offset, halfway.n_failed, halfway.n_in_flight) == (3, 3 * WIDTH, 2, 1)
         await work(bus, 1)
         last = Segment(number=1, n_output=1, output_bytes=4, n_error=2, error_bytes=8)
         assert await bus.batches.collect(
-            hold, last, job_ids=jobs_of(batch, [0]), n_completed=1, n_failed=2, unfed=Unfed(2, 5 * WIDTH)
+            hold, last, job_ids=jobs_of(batch, [0]), n_completed=1, n_failed=2, unfed=Unfed(2, 3 * WIDTH, 5 * WIDTH)
         )
         assert await bus.batches.finish(hold, RETENTION_S)
         expired = await record(bus, batch)
