@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import os
 import re
 import signal
 import socket
@@ -20,7 +21,7 @@ from api.cli.run import NO_API_KEY
 from api.cli.serve import welcome
 from api.cli.stack import Place, config_of, free_port
 from api.cli.supervisor import Command, Supervisor
-from shared.bus import Bus
+from shared.bus import Bus, EmbeddedServer
 from shared.settings import ApiSettings
 from tests.api.cli.conftest import ROOT, RunCommand, environment
 from tests.api.conftest import Certificate
@@ -223,3 +224,26 @@ async def test_a_stack_is_asked_over_tls_and_below_its_prefix(
 def test_a_free_port_is_free() -> None:
     port = free_port("127.0.0.1")
     socket.create_server(("127.0.0.1", port)).close()
+
+
+async def test_an_embedded_server_that_does_not_start_again_is_tried_until_it_does(tmp_path: Path) -> None:
+    said: asyncio.Queue[str] = asyncio.Queue()
+    with EmbeddedServer() as server:
+        url = server.start(tmp_path)
+        [manifest] = tmp_path.glob("appendonlydir/*.manifest")
+        text = manifest.read_text()
+        manifest.write_text("nonsense\n")
+        assert server.pid
+        os.kill(server.pid, signal.SIGKILL)
+        environment = {"SLOTSTREAM_REDIS_URL": url}
+        watch = asyncio.create_task(
+            stack._watch(server, tmp_path, Supervisor((), say=said.put_nowait), environment, said.put_nowait)
+        )
+        async with asyncio.timeout(10):
+            assert await said.get() == "the embedded server ended; starting it again"
+            assert "nothing can be queued now, and it is tried again in 1 s" in await said.get()
+            manifest.write_text(text)
+            while server.pid is None or not (tmp_path / "valkey.sock").exists():
+                await asyncio.sleep(0.02)
+        watch.cancel()
+        assert server.url == url
