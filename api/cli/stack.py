@@ -194,8 +194,8 @@ async def _watch(
     environment: dict[str, str],
     say: Callable[[str], None],
 ) -> None:
-    """Start the embedded server again when it ends, and as often as it takes: a disk that is full is so for a while. The
-    roles find it again by themselves."""
+    """Start the embedded server again when it ends, as often as it takes: a disk is full for a while only. The roles
+    find it again by themselves."""
     pause_s = WATCH_S
     while True:
         await asyncio.sleep(pause_s)

@@ -117,6 +117,8 @@ async def retry(request: Request) -> Response:
     asking = Asking.of(request, fingerprint(fields, old.id))
     if not old.status.is_ended:
         raise InvalidRequest(f"The batch is {old.status.value}: its lines can be run again when it has ended")
+    if old.status is BatchStatus.CANCELLED and not old.n_total:
+        raise InvalidRequest("The batch was cancelled before its file was looked through: make another of that file")
     if old.n_failed - old.n_bad <= 0:
         raise InvalidRequest("No line of the batch can be run again: none that is a request has failed")
     window = fields.completion_window or old.completion_window

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,14 @@ from api.cli.run import NO_API_KEY
 from api.cli.serve import welcome
 from api.cli.stack import Place, config_of, free_port
 from api.cli.supervisor import Command, Supervisor
-from shared.bus import Bus, EmbeddedServer
+from shared.bus import Bus, EmbeddedServer, open_bus
+from shared.errors import BusUnavailable
 from shared.settings import ApiSettings
 from tests.api.cli.conftest import ROOT, RunCommand, environment
 from tests.api.conftest import Certificate
 from tests.api.conftest import serve as served
 from tests.api.scripted_worker import ScriptedWorker
+from tests.shared.bus.conftest import eventually
 
 
 def serve(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -230,9 +233,7 @@ async def test_an_embedded_server_that_does_not_start_again_is_tried_until_it_do
     said: asyncio.Queue[str] = asyncio.Queue()
     with EmbeddedServer() as server:
         url = server.start(tmp_path)
-        [manifest] = tmp_path.glob("appendonlydir/*.manifest")
-        text = manifest.read_text()
-        manifest.write_text("nonsense\n")
+        mend = spoil(tmp_path)
         assert server.pid
         os.kill(server.pid, signal.SIGKILL)
         environment = {"SLOTSTREAM_REDIS_URL": url}
@@ -242,8 +243,24 @@ async def test_an_embedded_server_that_does_not_start_again_is_tried_until_it_do
         async with asyncio.timeout(10):
             assert await said.get() == "the embedded server ended; starting it again"
             assert "nothing can be queued now, and it is tried again in 1 s" in await said.get()
-            manifest.write_text(text)
-            while server.pid is None or not (tmp_path / "valkey.sock").exists():
-                await asyncio.sleep(0.02)
+            mend()
+            async with open_bus(ApiSettings(redis_url=SecretStr(url)), name="test") as bus:
+                await eventually(lambda: answers(bus))
         watch.cancel()
         assert server.url == url
+
+
+def spoil(folder: Path) -> Callable[[], object]:
+    """Makes a server's data such that none starts with them; what is returned undoes it."""
+    [manifest] = folder.glob("appendonlydir/*.manifest")
+    text = manifest.read_text()
+    manifest.write_text("nonsense\n")
+    return lambda: manifest.write_text(text)
+
+
+async def answers(bus: Bus) -> bool:
+    try:
+        await bus.reach()
+    except BusUnavailable:
+        return False
+    return True
