@@ -68,7 +68,7 @@ def start(folder: Path, model: Path) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 async def test_a_run_that_was_stopped_half_way_goes_on_where_it_was(
     how: signal.Signals, tmp_path: Path, model: Path
