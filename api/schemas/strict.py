@@ -28,6 +28,9 @@ MAX_DIGITS = 40
 MAX_NAME = 200
 """Characters of a field's name that an error repeats: the client made it up."""
 
+_REASONS = {"missing": "is needed", "model_type": "must be an object"}
+"""In place of pydantic's own words, of which the second names a class of ours."""
+
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -169,7 +172,7 @@ def read(model: type[Fields], fields: dict[str, Any] | list[Any]) -> Fields:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         name = _path(first["loc"])
-        reason = "is needed" if first["type"] == "missing" else first["msg"].removeprefix("Value error, ")
+        reason = _REASONS.get(first["type"]) or first["msg"].removeprefix("Value error, ")
         if not name:
             raise InvalidRequest(f"The body: {reason}") from None
         raise InvalidRequest(f"Field '{name}': {reason}", param=name) from None
