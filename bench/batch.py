@@ -216,6 +216,7 @@ async def _turn(http: aiohttp.ClientSession, load: Load, number: int, folder: Pa
         prompts = prompts_of(load, seed=2 * number + ways.index(way))
         measured[way] = await way(http, [_body(load, prompt) for prompt in prompts], folder)
     (batch_s, batch_computed), (direct_s, direct_computed) = measured[_through_batch], measured[_directly]
+    _say(f"  as a batch {batch_s:.1f} s, sent at once {direct_s:.1f} s")
     return Turn(load, batch_s, direct_s, batch_computed, direct_computed)
 
 

@@ -68,6 +68,8 @@ class _Fault(Exception):
 
 
 def _parse(raw: bytes, max_depth: int) -> Any:
+    if not raw:
+        raise _Fault("is empty, and must be JSON")
     if raw.count(b",") >= MAX_VALUES:
         _check_number(raw)
     try:
@@ -161,6 +163,14 @@ class OwnFields(ClientFields):
 
     model_config = ConfigDict(extra="forbid")
 
+
+_REASONS = {
+    "missing": "is needed",
+    "model_type": "Input should be an object",
+    "model_attributes_type": "Input should be an object",
+    "dict_type": "Input should be an object",
+}
+"""For what pydantic says in words of Python's, or with the names of our classes."""
 
 Fields = TypeVar("Fields", bound=BaseModel)
 

@@ -43,7 +43,7 @@ log = structlog.get_logger(__name__)
 
 def main(argv: Sequence[str]) -> int:
     settings = TasksSettings.from_command_line(
-        argv, prog=PROG, description="Works on batches, tells of endings, and keeps the queue tidy."
+        argv, prog=PROG, description="Works on batches, sends webhooks, and keeps the queue and the store tidy."
     )
     telemetry.configure(settings.log_level, settings.log_format, "tasks")
     logging.getLogger("arq").setLevel(logging.WARNING)  # it tells of every cron job, several times a minute

@@ -62,7 +62,7 @@ class Collecting:
                     break
                 if len(draft) % AT_ONCE == 0:
                     await asyncio.sleep(0)
-        return bool(len(draft)) and await draft.keep(self._bus, self._store, hold, batch.n_segments)
+        return await draft.keep(self._bus, self._store, hold, batch.n_segments)
 
     async def _draft(self, batch: Batch, ended: Sequence[EndedLine]) -> Draft:
         """Of as many as make a segment."""

@@ -48,8 +48,10 @@ class Draft:
         self._usage += said.usage
 
     async def keep(self, bus: Bus, store: Store, hold: Hold, number: int) -> bool:
-        """As the segment of that number. False: it is not the next one, or the hold was lost; nothing was counted.
-        Raises StoreUnavailable and BusUnavailable."""
+        """As the segment of that number. False: there is nothing to keep, it is not the next one, or the hold was lost;
+        nothing was counted. Raises StoreUnavailable and BusUnavailable."""
+        if not len(self):
+            return False
         outputs, errors = _lines(self._outputs), _lines(self._errors)
         segment = Segment(
             number=number,

@@ -147,6 +147,7 @@ async def test_a_request_in_the_store_waits_for_a_worker_that_reads_it(sharing: 
     assert await behind.field(job.id, "version") == str(VERSION_OF_REFERENCES)
     for is_sweep in (False, True, True):
         assert await bus.queue.claim("stranger", "m", ANY, sweep=is_sweep) == []
+    assert await behind.field(job.id, "epoch") == "0", "it was handed out"
     one = await claimed(sharing, sweep=True)
     assert (one.job.id, one.attempt) == (job.id, 1)
 
