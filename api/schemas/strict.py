@@ -28,9 +28,6 @@ MAX_DIGITS = 40
 MAX_NAME = 200
 """Characters of a field's name that an error repeats: the client made it up."""
 
-_REASONS = {"missing": "is needed", "model_type": "must be an object"}
-"""In place of pydantic's own words, of which the second names a class of ours."""
-
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 

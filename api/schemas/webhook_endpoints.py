@@ -150,7 +150,7 @@ def replayed_json(endpoint_id: str, replayed: Replayed) -> dict[str, Any]:
     return {
         "object": "webhook_endpoint.replay",
         "webhook_endpoint_id": endpoint_id,
-        "count": replayed.count,
+        "count": replayed.n_replayed,
         "next": replayed.next,
     }
 

@@ -73,7 +73,7 @@ class DeliveryPage(NamedTuple):
 class Replayed(NamedTuple):
     """What became of some of an endpoint's deliveries that are to be sent again."""
 
-    count: int
+    n_replayed: int
     next: str | None
     """Behind it, the rest; None: there is none."""
 

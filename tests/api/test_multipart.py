@@ -48,4 +48,5 @@ async def test_uploads_that_come_as_fast_as_they_can_leave_every_round_of_the_lo
         beside.cancel()
     first = min(taken)
     most = max(count for round, count in taken.items() if round > first + 1)
-    assert most <= 2 * READING_AT_ONCE, "as many as had a turn ask for their next pieces, and as many have theirs"
+    # Who had a turn asks for its next piece, and others have theirs: all of that may fall between two looks.
+    assert most <= 4 * READING_AT_ONCE < N_UPLOADS

@@ -491,7 +491,7 @@ async def test_a_file_of_a_batch_that_runs_is_served_as_far_as_it_goes(
     async with open_bus(settings, name="test") as bus, open_store(str(folder)) as store:
         batch = await made(bus, tenant="default")
         assert (await files.client.get(f"/v1/files/{output_file_id(batch.id)}")).json()["bytes"] == 0
-        hold = await held(bus, batch.id)
+        hold = await held(bus, batch)
         segment = Segment(number=0, mark=hold.mark, n_error=1, error_bytes=len(TWO_LINES))
         await store.put(segment_pieces(batch.id, segment)[1].name, TWO_LINES)
         assert await bus.batches.planned(hold, n_total=2, n_planned=1, segment=segment)
