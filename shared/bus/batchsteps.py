@@ -12,10 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Literal, NamedTuple, TypeVar
 
-from pydantic import TypeAdapter
-
 from shared.batches import (
-    MAX_FAULTS,
     Batch,
     LineFault,
     Segment,
@@ -25,7 +22,7 @@ from shared.batches import (
     segment_pieces,
 )
 from shared.bus.annex import Annex
-from shared.bus.batchrecord import TRIES, write_segment
+from shared.bus.batchrecord import TRIES, WrittenFaults, write_segment
 from shared.bus.connect import Command, Sender
 from shared.bus.enqueuing import Enqueuing, PlanLine, Written
 from shared.bus.holds import Hold, Holds
@@ -42,8 +39,6 @@ MAX_COLLECTED = 500
 """Lines with jobs that one `collect` takes: a script makes everybody wait."""
 
 Thing = TypeVar("Thing")
-
-FAULTS: TypeAdapter[tuple[LineFault, ...]] = TypeAdapter(tuple[LineFault, ...])
 
 
 class Refusal(NamedTuple):
@@ -120,7 +115,7 @@ class BatchSteps(Holds):
             hold.token,
             n_total,
             n_planned,
-            FAULTS.dump_json(tuple(faults[:MAX_FAULTS])),
+            *WrittenFaults.of(faults),
             model or "",
             write_segment(segment) if segment else "",
         )
@@ -133,7 +128,7 @@ class BatchSteps(Holds):
             self._keys.prefix_of_batch(hold.batch_id),
             hold.batch_id,
             hold.token,
-            FAULTS.dump_json(tuple(faults[:MAX_FAULTS])),
+            *WrittenFaults.of(faults),
             round(retention_s * 1000),
         )
         return bool(await self._say("reject", hold.batch_id, (), arguments))

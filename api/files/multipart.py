@@ -63,7 +63,9 @@ async def received(
                     await reader.take(event)
             parser.close()
         except MultipartError as error:
-            raise InvalidRequest(f"The body is no valid form: {error.args[0]}") from None  # what follows is the body's
+            raise InvalidRequest(
+                f"The body is no valid form: {error.args[0]}"
+            ) from None  # the others are for programmers
         yield await reader.form()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from starlette.requests import Request
 
 from api.context import READING_AT_ONCE
-from api.multipart import received
+from api.files.multipart import received
 from shared.store import open_store
 
 N_UPLOADS, N_PIECES = 50, 20
