@@ -23,6 +23,9 @@ ANY_ENDPOINT = "*"
 MAX_FAULTS = 1000
 """Bad lines that a batch lists; all of them have their record in the error file."""
 
+MAX_FAULTS_IN_LIST = 10
+"""Of these, that it has in a list of batches."""
+
 
 class BatchStatus(StrEnum):
     VALIDATING = "validating"

@@ -136,10 +136,10 @@ def _add(parser: argparse._ActionsContainer, name: str, field: FieldInfo, flag: 
 def _help(field: FieldInfo) -> str:
     text = (field.description or "").replace("%", "%%")
     default = field.default
-    if field.is_required() or default in (None, "", ()) or default is False:
-        return text
     if isinstance(default, SecretStr):
         default = default.get_secret_value()
+    if field.is_required() or default in (None, "", ()) or default is False:
+        return text
     if isinstance(default, tuple):
         default = ",".join(default)
     return f"{text} (default: {'on' if default is True else default})"

@@ -117,8 +117,8 @@ class RequestSettings(Settings):
     )
     allow_hosts: Annotated[Hosts, Flag("--allow-hosts")] = Field(
         (),
-        description="hosts that may be called on a client's word though they are private or on ports besides 80 and"
-        " 443: names, addresses and networks, with commas",
+        description="hosts that may be called on a client's word, for images and webhooks, though they are private or"
+        " on ports besides 80 and 443: names, addresses and networks, with commas",
     )
 
     @property
@@ -140,8 +140,8 @@ class StoreUrlSettings(Settings):
     store_url: Annotated[SecretStr, Flag("--store-url")] = Field(
         SecretStr(""),
         description="folder, or URL such as s3://BUCKET/PREFIX, for files, and for requests and results that are too"
-        " large for Redis; the same for all processes. Default: `files` in the user's state folder of slotstream, and"
-        " what is large stays in Redis",
+        " large for Redis; the same for all processes. Default: `files` in --state-dir; where there"
+        " is none, in the user's state folder of slotstream, and what is large stays in Redis",
     )
 
     @property
@@ -183,7 +183,7 @@ class WebhookSettings(Settings):
     webhook_secret: Annotated[SecretStr | None, Flag("--webhook-secret")] = Field(
         None,
         description="whsec_ and base64 of 24 to 64 bytes: signs for webhooks of jobs and batches that name no secret of"
-        " their own",
+        " their own; in SLOTSTREAM_WEBHOOK_SECRET other users of this machine do not see it",
     )
     webhook_timeout_s: Annotated[float, Flag("--webhook-timeout-s")] = Field(
         15.0, gt=0, le=25, description="seconds that a receiver may take for its answer"
@@ -720,7 +720,9 @@ class RunSettings(WorkerSettings, TasksSettings):  # type: ignore[misc]  # the s
         description="a running slotstream, for example http://127.0.0.1:8080, or a service with OpenAI's files and"
         " batches; default: a stack of its own",
     )
-    api_key: Annotated[SecretStr | None, Flag("--api-key")] = Field(None, description="key for --url")
+    api_key: Annotated[SecretStr | None, Flag("--api-key")] = Field(
+        None, description="key for --url; in SLOTSTREAM_API_KEY other users of this machine do not see it"
+    )
     window: Annotated[str, Flag("--window")] = Field(
         "30d",
         description="span of time, such as 12h or 7d, after which lines that are not done are given up; a service that"
@@ -734,7 +736,9 @@ class RunSettings(WorkerSettings, TasksSettings):  # type: ignore[misc]  # the s
     )
     workers: Annotated[int, Flag("--workers")] = Field(1, ge=1, le=64, description="worker processes")
     state_dir: Annotated[Path | None, Flag("--state-dir")] = Field(
-        None, description="folder for progress and the embedded server's data"
+        None,
+        description="folder for progress and the embedded server's data; default: one for each --output, in the user's"
+        " state folder",
     )
 
 

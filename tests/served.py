@@ -24,6 +24,9 @@ from tests.models import (
 )
 from tests.stack import PATIENCE_S, Role, Stack, ask, free_port
 
+ALLOWED = "hooks.example.com,127.0.0.1"
+"""Hosts that may be told of endings, as examples name them and as receivers of tests have them."""
+
 
 @pytest.fixture(scope="session")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
@@ -45,7 +48,7 @@ async def shared_stack(redis_url: str, model: Path, tmp_path_factory: pytest.Tem
     adapters = [write_adapter(folder / f"adapter{seed}.gguf", n_layers=1, seed=seed) for seed in (1, 2)]
     stack = Stack(redis_url, folder)
     try:
-        await stack.start_api(allow_hosts="hooks.example.com")
+        await stack.start_api(allow_hosts=ALLOWED)
         await stack.start_worker(
             model,
             ctx_size=1024,
@@ -90,7 +93,7 @@ async def specialists(redis_url: str, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.fixture(scope="session")
 def shared_tasks(shared_stack: Stack) -> Role:
     """A tasks process beside them."""
-    return shared_stack.start("api.tasks", log_level="info")
+    return shared_stack.start("api.tasks", log_level="info", allow_hosts=ALLOWED)
 
 
 @pytest_asyncio.fixture(loop_scope="session")

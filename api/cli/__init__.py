@@ -77,5 +77,5 @@ SUBCOMMANDS: dict[str, Subcommand] = {
     "jobs": Subcommand("list, show, follow, cancel and submit jobs of a running service", _jobs),
     "api": Subcommand("the HTTP API alone", _becomes("api")),
     "worker": Subcommand("one worker: one model, many slots", _becomes("worker")),
-    "tasks": Subcommand("housekeeping of the queue", _becomes("api.tasks")),
+    "tasks": Subcommand("batches, webhooks and housekeeping: one is needed", _becomes("api.tasks")),
 }

@@ -27,8 +27,9 @@ from shared.batches import ANY_ENDPOINT
 
 SYNC_S = 1.0
 
-
 TRIES_OF_A_LOST_BATCH = 5
+LOOKS_AT_NOTHING = 4
+"""After so many in a row a batch is gone that was there: some services know a new one only after a moment."""
 
 OTHERS_WINDOW = "24h"
 """The one that OpenAI knows."""
@@ -219,7 +220,7 @@ class BulkRun:
             "completion_window": order.window,
         }
         if endpoint == ANY_ENDPOINT:
-            fields["metadata"] = {"input": self._folder.source.name.encode(errors="replace").decode()[:512]}
+            fields["metadata"] = {"input": self._folder.input_name[:512]}  # as at first, else it were another batch
         key, is_again = f"run-{self._folder.next_order}", not self._folder.is_new
         batch = await service.create(key, fields, is_again=is_again)
         if isinstance(batch, Refusal):
@@ -247,16 +248,25 @@ class BulkRun:
 
     async def _poll(self, service: BatchService, batch_id: str) -> BatchView | None:
         """The same where records come at the end alone, and out of two files."""
-        pause = Pause()
-        while (batch := await service.look(batch_id)) is not None and not batch.is_ended:
-            self._note_standing(batch)
+        pause, n_misses = Pause(), 0
+        while n_misses < LOOKS_AT_NOTHING:
+            batch = await service.look(batch_id)
+            n_misses = 0 if batch else n_misses + 1
+            if batch and batch.is_ended:
+                await self._download(service, batch)
+                return batch
+            self._standing = batch or self._standing
             await asyncio.sleep(pause.seconds(None))
-        if batch is not None:
-            self._stage = "downloading"
-            for file_id in batch.result_files:
-                await service.lines(file_id, self._take)
-            self._stage = ""
-        return batch
+        return None
+
+    async def _download(self, service: BatchService, batch: BatchView) -> None:
+        self._stage = "downloading"
+        for file_id in batch.result_files:
+            if not await service.lines(file_id, self._take):
+                raise ServiceLost(
+                    f"the service does not have {file_id}, where results of the batch {batch.id} should be"
+                )
+        self._stage = ""
 
     async def _settle(self, service: BatchService, order: Order, batch: BatchView) -> None:
         """The order is over: the lines that got no record from it get theirs here."""

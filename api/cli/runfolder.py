@@ -137,6 +137,11 @@ class RunFolder:
         return self._begun.failed
 
     @property
+    def input_name(self) -> str:
+        """Of the file that it began with."""
+        return Path(self._begun.input).name
+
+    @property
     def order(self) -> Order | None:
         """That is not over."""
         return self._begun.order
@@ -207,7 +212,8 @@ class RunFolder:
         self._save(state.model_copy(update=fresh))
 
     def end_abandoned(self) -> None:
-        """Its service was told."""
+        """Its service was told, so that nobody can take it up again."""
+        self._replaced = None
         self._save(self._begun.model_copy(update={"abandoned": None}))
 
     def forget(self) -> None:

@@ -25,6 +25,8 @@ from shared.modelfile import check_file
 from shared.settings import CONFIG_VARIABLE, ConfigError, RunSettings, ServeSettings
 
 WATCH_S = 0.5
+LONGEST_PAUSE_S = 30.0
+"""Between two tries to start the embedded server."""
 API_STOP_S = 40.0
 """More than the API takes by itself (`SHUTDOWN_S` in api/app.py) until it cuts its last streams off."""
 TELL_S = 5.0
@@ -192,18 +194,23 @@ async def _watch(
     environment: dict[str, str],
     say: Callable[[str], None],
 ) -> None:
-    """Start the embedded server again when it ends; the roles find it again by themselves."""
-    while server.pid is not None:
-        await asyncio.sleep(WATCH_S)
-        if not _has_ended(server.pid):
-            continue
-        say("the embedded server ended; starting it again")
-        server.stop()
+    """Start the embedded server again when it ends, as often as it takes: a disk is full for a while only. The roles
+    find it again by themselves."""
+    pause_s = WATCH_S
+    while True:
+        await asyncio.sleep(pause_s)
+        if server.pid is not None:
+            if not _has_ended(server.pid):
+                pause_s = WATCH_S
+                continue
+            say("the embedded server ended; starting it again")
+            server.stop()
         try:
             url = server.start(folder)
-        except ConfigError as error:
-            say(f"{error}; nothing can be queued now")
-            return
+        except (ConfigError, OSError) as error:
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            say(f"{error}; nothing can be queued now, and it is tried again in {pause_s:g} s")
+            continue
         if url != environment["SLOTSTREAM_REDIS_URL"]:  # its socket is in a temporary folder, a new one each time
             environment["SLOTSTREAM_REDIS_URL"] = url
             supervisor.restart()

@@ -32,6 +32,8 @@ RESOLVE_S = 3.0
 """For which an answer is waited for when a URL is only looked at."""
 
 NOT_REACHED = "could not be reached, or may not be called from here"
+WHO_MAY = "the server's --allow-hosts says what else may be"
+"""Whoever runs the server finds the setting; a client learns nothing of the network by it."""
 
 MAX_REASON = 300
 """Characters in the log: some of what is no HTTP is repeated there."""
@@ -126,7 +128,7 @@ class Outgoing:
             found = []
         if not found or not all(self._guard.may_reach(ip_address(one["host"]), port) for one in found):
             log.info("not to be called", host=host, port=port, addresses=[one["host"] for one in found])
-            raise bad_field(field, f"{shown(target)} cannot be found, or may not be called from here")
+            raise bad_field(field, f"{shown(target)} cannot be found, or may not be called from here; {WHO_MAY}")
 
     async def fetch(self, url: str, field: str, *, max_bytes: int, timeout_s: float, accept: str = "*/*") -> bytes:
         """The body of what is at `url`, all of it within `timeout_s` seconds.
@@ -142,7 +144,7 @@ class Outgoing:
         # ValueError: a name that DNS cannot hold, or no address after all, is found out only on the way.
         except (aiohttp.ClientError, OSError, ValueError, TimeoutError) as error:
             log.info("not fetched", host=target.host, port=target.port, reason=_reason(error))
-        raise bad_field(field, f"{shown(target)} did not answer in time, or may not be asked from here")
+        raise bad_field(field, f"{shown(target)} did not answer in time, or may not be asked from here; {WHO_MAY}")
 
     async def post(
         self, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float

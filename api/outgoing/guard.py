@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ipaddress import ip_address, ip_network
 from typing import Any
 
-from api.addresses import Address, Network, is_public, is_within
+from api.outgoing.addresses import Address, Network, is_public, is_within
 
 PORTS = (80, 443)
 """Of hosts that are not allowed by name or network: on others listens what never expected to be spoken to by HTTP."""

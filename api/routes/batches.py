@@ -15,17 +15,17 @@ from starlette.types import ASGIApp
 
 from api import sse
 from api.access import REPEATS, idempotency_key_of, is_sent_again, query_of
+from api.batches.pace import average
+from api.batches.tail import GONE, EventsResponse
 from api.body import read_as, read_body_if_any
 from api.context import Context, context_of, json_response, tenant_of, written_response
 from api.cursor import after_of
 from api.openapi import answers
 from api.openapi.description import Pieces, Reach, described
-from api.pace import average
 from api.schemas.batches import BatchFields, BatchListFields, RetryFields, batch_json, fingerprint, list_json
 from api.schemas.jobs import EventsFields
 from api.schemas.strict import bad_field, read, to_json
 from api.schemas.window import window_s
-from api.tail import GONE, EventsResponse
 from api.webhooks.asked import webhook_of
 from shared.batches import Batch, BatchStatus
 from shared.errors import InvalidRequest, UnknownBatch
@@ -117,6 +117,8 @@ async def retry(request: Request) -> Response:
     asking = Asking.of(request, fingerprint(fields, old.id))
     if not old.status.is_ended:
         raise InvalidRequest(f"The batch is {old.status.value}: its lines can be run again when it has ended")
+    if old.status is BatchStatus.CANCELLED and not old.n_total:
+        raise InvalidRequest("The batch was cancelled before its file was looked through: make another of that file")
     if old.n_failed - old.n_bad <= 0:
         raise InvalidRequest("No line of the batch can be run again: none that is a request has failed")
     window = fields.completion_window or old.completion_window

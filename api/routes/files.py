@@ -12,9 +12,9 @@ from starlette.types import ASGIApp
 
 from api.access import header_of, query_of
 from api.context import Context, context_of, json_response, tenant_of
-from api.download import BYTES, JSONL, Download
-from api.files import file_of, remove
-from api.multipart import Form, received
+from api.files.download import BYTES, JSONL, Download
+from api.files.filed import file_of, remove
+from api.files.multipart import Form, received
 from api.openapi import answers
 from api.openapi.description import Reach, described
 from api.schemas.files import FileListFields, UploadFields, UploadForm, deleted_json, file_json, list_json, read_upload

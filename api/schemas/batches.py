@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from api.pace import Rate, eta_s
+from api.batches.pace import Rate, eta_s
 from api.schemas.dialect import ENDPOINTS
 from api.schemas.jobs import MAX_PAGE, WholeNumber
 from api.schemas.metadata import Metadata

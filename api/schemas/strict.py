@@ -65,6 +65,8 @@ class _Fault(Exception):
 
 
 def _parse(raw: bytes, max_depth: int) -> Any:
+    if not raw:
+        raise _Fault("is empty, and must be JSON")
     if raw.count(b",") >= MAX_VALUES:
         _check_number(raw)
     try:
@@ -159,6 +161,14 @@ class OwnFields(ClientFields):
     model_config = ConfigDict(extra="forbid")
 
 
+_REASONS = {
+    "missing": "is needed",
+    "model_type": "Input should be an object",
+    "model_attributes_type": "Input should be an object",
+    "dict_type": "Input should be an object",
+}
+"""For what pydantic says in words of Python's, or with the names of our classes."""
+
 Fields = TypeVar("Fields", bound=BaseModel)
 
 
@@ -169,7 +179,7 @@ def read(model: type[Fields], fields: dict[str, Any] | list[Any]) -> Fields:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         name = _path(first["loc"])
-        reason = "is needed" if first["type"] == "missing" else first["msg"].removeprefix("Value error, ")
+        reason = _REASONS.get(first["type"]) or first["msg"].removeprefix("Value error, ")
         if not name:
             raise InvalidRequest(f"The body: {reason}") from None
         raise InvalidRequest(f"Field '{name}': {reason}", param=name) from None

@@ -23,6 +23,7 @@ from api.images import Images
 from api.outgoing import Outgoing
 from api.tasks import arqworker, janitor, outbox, storekeeper
 from api.tasks.batches.sweep import find_batches, work_on_batches
+from api.tasks.insistence import insistently
 from api.tasks.webhooks import courier as webhooks
 from shared import telemetry
 from shared.bus import Bus, open_bus
@@ -42,7 +43,7 @@ log = structlog.get_logger(__name__)
 
 def main(argv: Sequence[str]) -> int:
     settings = TasksSettings.from_command_line(
-        argv, prog=PROG, description="Works on batches, tells of endings, and keeps the queue tidy."
+        argv, prog=PROG, description="Works on batches, sends webhooks, and keeps the queue and the store tidy."
     )
     telemetry.configure(settings.log_level, settings.log_format, "tasks")
     logging.getLogger("arq").setLevel(logging.WARNING)  # it tells of every cron job, several times a minute
@@ -104,7 +105,7 @@ async def stand_up_again(name: str, work: Callable[[], Awaitable[None]]) -> None
     while True:
         started = time.monotonic()
         try:
-            await work()
+            await insistently(work())
         except BusUnavailable as error:
             log.warning("waiting for the server", part=name, reason=error.message)
         except Exception as error:  # the border: whatever it was, housekeeping must go on

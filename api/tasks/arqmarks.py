@@ -27,27 +27,29 @@ log = structlog.get_logger(__name__)
 @asynccontextmanager
 async def marked(ctx: dict[str, Any]) -> AsyncIterator[None]:
     """Around what a function of an arq worker does; `ctx` is what arq gives it."""
-    renewing = asyncio.create_task(_renew(ctx))
+    is_over = asyncio.Event()  # a cancel could be lost: redis-py swallows one that meets a connection being made
+    renewing = asyncio.create_task(_renew(ctx, is_over))
     try:
         yield
     finally:
-        renewing.cancel()
-        with suppress(asyncio.CancelledError):
-            await renewing
+        is_over.set()
+        await renewing
         # A job that was cut off is there for the next worker at once; of one that is done arq deletes all.
         with suppress(Exception):  # the server is away: then its time comes by itself
             await _move(ctx, 0.0)
 
 
-async def _renew(ctx: dict[str, Any]) -> None:
+async def _renew(ctx: dict[str, Any], is_over: asyncio.Event) -> None:
     redis: ArqRedis = ctx["redis"]
-    while True:
+    while not is_over.is_set():
         try:
             await redis.psetex(in_progress_key_prefix + ctx["job_id"], MARK_S * 1000, b"1")
             await _move(ctx, MARK_S)
         except Exception as error:  # whatever it was, the next one may succeed
             log.info("mark not renewed", job=ctx["job_id"], reason=str(error) or type(error).__name__)
-        await asyncio.sleep(RENEW_EVERY_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(RENEW_EVERY_S):
+                await is_over.wait()
 
 
 async def _move(ctx: dict[str, Any], ahead_s: float) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 from arq.cron import CronJob, cron
 
-from api.files import remove
+from api.files.filed import remove
 from api.tasks.arqworker import Trade
 from shared.batches import error_file_id, output_file_id
 from shared.bus import Bus

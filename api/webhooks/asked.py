@@ -25,6 +25,6 @@ async def webhook_of(context: Context, fields: WebhookFields | None, events: Seq
         raise bad_field("webhook.events", f"this cannot end with {other[0]}, but with {', '.join(events)}")
     secret = fields.secret or context.settings.webhook_secret
     if secret is None:
-        raise bad_field("webhook.secret", "is needed: this server has none of its own")
+        raise bad_field("webhook.secret", "is needed: this server has none of its own (--webhook-secret)")
     await context.outgoing.examine(fields.url, "webhook.url")
     return Webhook(url=fields.url, events=tuple(fields.events), secret=Secret(value=secret))

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from shared.batches import Batch, error_file_id, output_file_id
-from shared.bus.batchrecord import FIELDS, TRIES, given_of, read_batch
+from shared.bus.batchrecord import FIELDS_IN_LIST, TRIES, given_of, read_batch
 from shared.bus.batchsteps import BatchSteps
 from shared.bus.keys import part, partition_for
 from shared.bus.places import NEWEST, Place, older, place_of
@@ -32,7 +32,7 @@ class BatchReceipt(NamedTuple):
 
 
 class BatchPage(NamedTuple):
-    """Some of a tenant's batches, newest first."""
+    """Some of a tenant's batches, newest first, each with the first few of its faults."""
 
     records: list[Batch]
     has_more: bool
@@ -112,7 +112,7 @@ class Batches(BatchSteps):
         while (n_lacking := limit + 1 - len(records)) > 0:
             places = await older(self._link, indexes, before, n_lacking)
             if places:
-                commands = [("HMGET", self._keys.batch(place.id), *FIELDS) for place in places]
+                commands = [("HMGET", self._keys.batch(place.id), *FIELDS_IN_LIST) for place in places]
                 found = map(read_batch, await ask(self._link, commands))
                 records += [batch for batch in found if batch is not None]
                 before = places[-1]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple, Self
 
 from pydantic import TypeAdapter
 
-from shared.batches import Batch, BatchStatus, LineFault, Segment, Usage
+from shared.batches import MAX_FAULTS, MAX_FAULTS_IN_LIST, Batch, BatchStatus, LineFault, Segment, Usage
 from shared.bus.connect import Reply, Sender
 from shared.bus.keys import Keys
 from shared.bus.script import ask, run, script
@@ -44,10 +45,23 @@ _TIMES = (
 _COUNTS = ("n_total", "n_planned", "n_fed", "plan_offset", "n_in_flight", "n_completed", "n_failed", "n_segments")
 _TOKENS = tuple(Usage.model_fields)
 _WORDS = ("given", "status", "model", "faults", "output_file_id", "error_file_id")
-FIELDS = (*_WORDS, *(f"{time}_ms" for time in _TIMES), *_COUNTS, *_TOKENS)
+FIELDS: tuple[str, ...] = (*_WORDS, *(f"{time}_ms" for time in _TIMES), *_COUNTS, *_TOKENS)
 """Of the hash, as `read_batch` wants them."""
+FIELDS_IN_LIST = tuple("first_faults" if field == "faults" else field for field in FIELDS)
+"""The same of one of many: all that is wrong with each would be many megabytes."""
 
 _FAULTS: TypeAdapter[tuple[LineFault, ...]] = TypeAdapter(tuple[LineFault, ...])
+
+
+class WrittenFaults(NamedTuple):
+    """JSON: as many as a batch lists, and as many of them as in a list of batches."""
+
+    all: bytes
+    first: bytes
+
+    @classmethod
+    def of(cls, faults: Sequence[LineFault]) -> Self:
+        return cls(*(_FAULTS.dump_json(tuple(faults[:most])) for most in (MAX_FAULTS, MAX_FAULTS_IN_LIST)))
 
 
 def given_of(batch: Batch) -> str:
@@ -61,7 +75,7 @@ def _faults_of(text: str) -> tuple[LineFault, ...]:
 
 
 def read_batch(values: Sequence[Reply]) -> Batch | None:
-    """From the values of FIELDS; None when there is no batch."""
+    """From the values of FIELDS or FIELDS_IN_LIST; None when there is no batch."""
     texts = dict(zip(FIELDS, (value and value.decode() for value in values), strict=True))
     if not texts["status"]:
         return None

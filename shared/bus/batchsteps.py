@@ -12,10 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Literal, NamedTuple, TypeVar
 
-from pydantic import TypeAdapter
-
 from shared.batches import (
-    MAX_FAULTS,
     Batch,
     LineFault,
     Segment,
@@ -25,7 +22,7 @@ from shared.batches import (
     segment_pieces,
 )
 from shared.bus.annex import Annex
-from shared.bus.batchrecord import TRIES, write_segment
+from shared.bus.batchrecord import TRIES, WrittenFaults, write_segment
 from shared.bus.connect import Command, Sender
 from shared.bus.enqueuing import Enqueuing, PlanLine, Written
 from shared.bus.holds import Hold, Holds
@@ -43,8 +40,6 @@ MAX_COLLECTED = 500
 
 Thing = TypeVar("Thing")
 
-FAULTS: TypeAdapter[tuple[LineFault, ...]] = TypeAdapter(tuple[LineFault, ...])
-
 
 class Refusal(NamedTuple):
     """Of a line that can be no job: it is collected as if it had been one."""
@@ -59,8 +54,9 @@ class FedLine(NamedTuple):
     """A line on its way out of the plan. Exactly one of `job` and `refusal` is set."""
 
     job: Job | None
-    plan_offset: int
-    """Where it ends, in bytes of the plan."""
+    start: int
+    stop: int
+    """Where it is in the plan, in bytes."""
     refusal: Refusal | None = None
 
 
@@ -70,8 +66,8 @@ class Fed(NamedTuple):
     retry_after_s: float | None = None
     """The queue is full, and has room again about then."""
     is_held: bool = True
-    """False: somebody else holds the batch. Else, when fewer were fed and the queue is not full, the batch is being
-    cancelled or its time is over."""
+    """False: somebody else holds the batch. Else, when fewer were fed and the queue is not full, look at its record: it
+    is being cancelled, its time is over, or the server has lost its last second, and with it where the batch was."""
 
 
 class EndedLine(NamedTuple):
@@ -87,8 +83,9 @@ class Unfed(NamedTuple):
     """Lines that come next in the plan and will not be fed any more, for the batch stops."""
 
     n_lines: int
-    plan_offset: int
-    """Where the last of them ends."""
+    start: int
+    stop: int
+    """Where they are in the plan, in bytes."""
 
 
 class BatchSteps(Holds):
@@ -118,7 +115,7 @@ class BatchSteps(Holds):
             hold.token,
             n_total,
             n_planned,
-            FAULTS.dump_json(tuple(faults[:MAX_FAULTS])),
+            *WrittenFaults.of(faults),
             model or "",
             write_segment(segment) if segment else "",
         )
@@ -131,13 +128,14 @@ class BatchSteps(Holds):
             self._keys.prefix_of_batch(hold.batch_id),
             hold.batch_id,
             hold.token,
-            FAULTS.dump_json(tuple(faults[:MAX_FAULTS])),
+            *WrittenFaults.of(faults),
             round(retention_s * 1000),
         )
         return bool(await self._say("reject", hold.batch_id, (), arguments))
 
     async def feed(self, hold: Hold, lines: Sequence[FedLine]) -> Fed:
-        """Sends lines on their way, which follow the batch's cursor in the plan; those behind it already count as fed.
+        """Sends lines on their way that follow each other in the plan, the first no further than the batch's cursor;
+        those that it is behind already count as fed.
 
         Stops at the first that is not taken. Saying all of it again changes nothing. Raises BusUnavailable: then some
         may have been fed, as the batch's record says.
@@ -145,13 +143,11 @@ class BatchSteps(Holds):
         if any(line.job is not None and line.job.batch != hold.batch_id for line in lines):
             raise ValueError(f"not all of these are lines of {hold.batch_id}")
         n_fed = 0
-        start = await self._plan_offset(hold.batch_id)
         for chunk in _chunks_of_plan(lines):
-            told = await self._feed_together(hold, chunk, start)
+            told = await self._feed_together(hold, chunk)
             n_fed += told.n_fed
             if told.n_fed < len(chunk):
                 return told._replace(n_fed=n_fed)
-            start = max(start, chunk[-1].plan_offset)
         return Fed(n_fed)
 
     async def ended(self, batch_id: str, limit: int = MAX_COLLECTED) -> list[EndedLine]:
@@ -225,13 +221,17 @@ class BatchSteps(Holds):
         ended or lost, but for those that are `unfed`.
 
         Saying the same again changes nothing, and is answered as before. False: the hold was lost, or the segment's
-        number or lines are not those that the server knows: begin anew. Raises BusUnavailable.
+        number or lines are not those that the server knows now: begin anew. Raises BusUnavailable.
         """
         if len(job_ids) > MAX_COLLECTED:
             raise ValueError(f"{len(job_ids)} lines are more than the {MAX_COLLECTED} of one segment")
+        if n_completed + n_failed != len(job_ids) + (unfed.n_lines if unfed else 0):
+            raise ValueError("each line has succeeded or failed")
+        if not job_ids and not unfed:
+            raise ValueError("a segment has lines")
         batch = self._keys.batch(hold.batch_id)
         names = (f"{batch}:segments", f"{batch}:flights", f"{batch}:ended", f"{batch}:refused")
-        unfed = unfed or Unfed(0, 0)
+        unfed = unfed or Unfed(0, 0, 0)
         arguments: list[str | int] = [
             self._keys.prefix_of_batch(hold.batch_id),
             hold.token,
@@ -239,8 +239,7 @@ class BatchSteps(Holds):
             write_segment(segment),
             n_completed,
             n_failed,
-            unfed.n_lines,
-            unfed.plan_offset,
+            *unfed,
             usage.input_tokens,
             usage.cached_tokens,
             usage.output_tokens,
@@ -248,8 +247,6 @@ class BatchSteps(Holds):
             *job_ids,
         ]
         answer, *objects = await self._say("collect", hold.batch_id, names, arguments)
-        if answer == b"wrong":
-            raise ValueError("lines that are at work, or counts that are not those of the lines")
         await self._annex.drop(objects)
         return bool(answer == b"ok")
 
@@ -281,17 +278,12 @@ class BatchSteps(Holds):
         ]
         return bool(await self._say("finish", batch.id, (), arguments))
 
-    async def _plan_offset(self, batch_id: str) -> int:
-        [offset] = await ask(self._link, [("HGET", self._keys.batch(batch_id), "plan_offset")])
-        return int(offset or 0)
-
-    async def _feed_together(self, hold: Hold, lines: Sequence[FedLine], start: int) -> Fed:
+    async def _feed_together(self, hold: Hold, lines: Sequence[FedLine]) -> Fed:
         """Lines that are sent to the server together."""
         written = await asyncio.gather(*map(self._write, lines))
-        calls: list[tuple[bool, Command]] = []
-        for line, texts in zip(lines, written, strict=True):
-            calls.append((line.job is not None, self._feeding(hold, line, texts, start)))
-            start = max(start, line.plan_offset)
+        calls = [
+            (line.job is not None, self._feeding(hold, line, texts)) for line, texts in zip(lines, written, strict=True)
+        ]
         n_fed = 0
         for is_job, group in groupby(calls, key=lambda call: call[0]):
             which = script("enqueue" if is_job else "batches/refuse")
@@ -316,9 +308,9 @@ class BatchSteps(Holds):
             if each is not None:
                 await self._enqueuing.take_back(each)
 
-    def _feeding(self, hold: Hold, line: FedLine, written: Written | None, start: int) -> Command:
+    def _feeding(self, hold: Hold, line: FedLine, written: Written | None) -> Command:
         if line.job is not None and written is not None:
-            place = PlanLine(hold.batch_id, hold.token, start, line.plan_offset)
+            place = PlanLine(hold.batch_id, hold.token, line.start, line.stop)
             return self._enqueuing.call(line.job, written, line=place)
         if line.refusal is None:
             raise ValueError("a line is a job, or is refused")
@@ -327,8 +319,8 @@ class BatchSteps(Holds):
             hold.batch_id,
             line.refusal.job_id,
             hold.token,
-            start,
-            line.plan_offset,
+            line.start,
+            line.stop,
             line.refusal.record,
         )
         return script("batches/refuse").call((self._keys.batch(hold.batch_id),), arguments)
@@ -345,7 +337,7 @@ def _chunks_of_plan(lines: Sequence[FedLine]) -> Iterator[Sequence[FedLine]]:
         if (
             place == len(lines)
             or place - first == FED_AT_ONCE
-            or lines[place].plan_offset - lines[first].plan_offset > BYTES_AT_ONCE
+            or lines[place].stop - lines[first].start > BYTES_AT_ONCE
         ):
             yield lines[first:place]
             first = place

@@ -141,6 +141,9 @@ class LeaseKeeper:
             if verdict == b"lost":
                 self._lose(each)
                 continue
+            if verdict == b"ended":
+                self._forget(each)
+                continue
             each.renewed_at = sent_at
             if verdict == b"cancel" and not each.is_cancel_told:
                 each.is_cancel_told = True
@@ -171,9 +174,14 @@ class LeaseKeeper:
                 self._lose(each)
 
     def _lose(self, lost: _Held) -> None:
-        job_id = lost.lease.job_id
+        if self._forget(lost):
+            self._on_lost(lost.lease)
+
+    def _forget(self, held: _Held) -> bool:
+        """False: it was dropped meanwhile, or claimed anew."""
+        job_id = held.lease.job_id
         with self._lock:
-            if self._held.get(job_id) is not lost:
-                return  # dropped meanwhile, or claimed anew
+            if self._held.get(job_id) is not held:
+                return False
             del self._held[job_id]
-        self._on_lost(lost.lease)
+        return True

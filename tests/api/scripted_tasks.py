@@ -42,7 +42,8 @@ class ScriptedTasks:
             segment=segment,
         )
         lines = [
-            FedLine(None, place + 1, Refusal(line_job_id(batch_id, place + 1), "a record")) for place in range(n_lines)
+            FedLine(None, place, place + 1, Refusal(line_job_id(batch_id, place + 1), "a record"))
+            for place in range(n_lines)
         ]
         assert (await self._batches.feed(hold, lines)).n_fed == n_lines
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.api.cli.conftest import RunCommand, Running
-from tests.stack import Stack
+from tests.stack import Role, Stack
 
 N_LINES = 40
 
@@ -137,11 +137,15 @@ async def listed(stack: Stack, path: str) -> list[dict[str, Any]]:
     return found
 
 
-async def test_a_run_with_a_service_is_a_batch_of_which_nothing_is_left(service: Stack, bulk: RunCommand) -> None:
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_run_with_a_service_is_a_batch_of_which_nothing_is_left(
+    served: Stack, shared_tasks: Role, bulk: RunCommand
+) -> None:
     lines = [line(number) for number in range(10)] + [line(0), line(11) | {"url": "/v1/models"}]
     lines.append(line(12) | {"body": {"prompt": [1], "n_predict": "many"}})
     bulk.source.write_text("not json\n\n" + "".join(json.dumps(each) + "\n" for each in lines))
-    with bulk.start(*go(service)) as run:
+    files_before = await listed(served, "/v1/files")
+    with bulk.start(*go(served)) as run:
         assert await ended(run) == 1, run.lines.read()
     records = bulk.results()
     assert [record["custom_id"] for record in records] == [None, *(each["custom_id"] for each in lines)]
@@ -160,33 +164,35 @@ async def test_a_run_with_a_service_is_a_batch_of_which_nothing_is_left(service:
     ]
     assert records[4]["response"]["body"]["object"] == "list"
     assert "n_predict" in records[-1]["response"]["body"]["error"]["message"]
-    [batch] = await listed(service, "/v1/batches")
+    batch = (await listed(served, "/v1/batches"))[0]
     assert (batch["status"], batch["metadata"], batch["endpoint"]) == ("completed", {"input": "in.jsonl"}, "*")
     assert batch["request_counts"] == {"total": 11, "completed": 10, "failed": 1}
-    assert await listed(service, "/v1/files") == []
+    assert await listed(served, "/v1/files") == files_before
 
 
+@pytest.mark.asyncio(loop_scope="session")
 async def test_a_stopped_run_leaves_its_batch_to_the_service_until_it_is_begun_anew(
-    service: Stack, bulk: RunCommand
+    served: Stack, shared_tasks: Role, bulk: RunCommand
 ) -> None:
     endless = {"prompt": "a", "max_tokens": 900, "ignore_eos": True}
     request = {"custom_id": "a", "url": "/completion", "body": endless}
     bulk.source.write_text("".join(json.dumps(request | {"custom_id": str(n)}) + "\n" for n in range(400)))
-    with bulk.start(*go(service)) as run:
+    with bulk.start(*go(served)) as run:
 
         async def is_running() -> bool:
-            return any(each["status"] == "in_progress" for each in await listed(service, "/v1/batches"))
+            newest = (await listed(served, "/v1/batches"))[:1]
+            return any(each["status"] == "in_progress" for each in newest)
 
-        await service.until(is_running)
+        await served.until(is_running)
         run.send_signal(signal.SIGINT)
         assert await ended(run) == 130
         assert "the service goes on with the batch" in run.lines.read()
     assert await is_running()
     bulk.source.write_text(json.dumps(line(0)) + "\n")
-    with bulk.start(*go(service, "--restart")) as run:
+    with bulk.start(*go(served, "--restart")) as run:
         assert await ended(run) == 0, run.lines.read()
     assert [record["custom_id"] for record in bulk.results()] == ["l0"]
-    new, old = await listed(service, "/v1/batches")
+    new, old = (await listed(served, "/v1/batches"))[:2]
     assert (new["status"], old["status"].removesuffix("ling").removesuffix("led")) == ("completed", "cancel")
 
 

@@ -316,6 +316,7 @@ def test_help_names_every_flag(role: str, capsys: pytest.CaptureFixture[str]) ->
     assert named in [name for flag in flags for name in flag.names]
     assert key in ROLES[role].model_fields and variable == f"SLOTSTREAM_{key.upper()}"
     assert [name for flag in flags for name in flag.names if name not in text] == []
+    assert "(default: )" not in " ".join(text.split())
 
 
 def test_hosts_come_as_names_addresses_and_networks() -> None:

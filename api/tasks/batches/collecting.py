@@ -57,12 +57,12 @@ class Collecting:
         async with aclosing(read_on(self._store, batch.id, batch.plan_offset)) as texts:
             async for text in texts:
                 planned = await beside(len(text.text), partial(read_plan_text, text.text))
-                draft.add_unfed(text.stop, unfed(batch, planned, why))
+                draft.add_unfed(text.start, text.stop, unfed(batch, planned, why))
                 if draft.is_full or time.monotonic() > until:
                     break
                 if len(draft) % AT_ONCE == 0:
                     await asyncio.sleep(0)
-        return bool(len(draft)) and await draft.keep(self._bus, self._store, hold, batch.n_segments)
+        return await draft.keep(self._bus, self._store, hold, batch.n_segments)
 
     async def _draft(self, batch: Batch, ended: Sequence[EndedLine]) -> Draft:
         """Of as many as make a segment."""

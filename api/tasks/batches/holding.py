@@ -14,7 +14,7 @@ from typing import NamedTuple, Self
 import structlog
 
 from shared.bus import Bus, Hold
-from shared.errors import BusUnavailable, Unavailable
+from shared.errors import BusUnavailable, Unavailable, UnknownFile
 
 RENEWALS = 3
 """In a lease: two may be late."""
@@ -98,6 +98,10 @@ def _rest_after(hold: Hold, working: asyncio.Task[Rest]) -> Rest:
         case Unavailable() as error:
             log.warning("a batch waits", batch=hold.batch_id, reason=error.message)
             return Rest(error.retry_after_s)
+        case UnknownFile():  # whoever reads another store by mistake must not give lines up
+            advice = "give all processes the same --store-url; it goes on when what it needs is there again"
+            log.error("what a batch needs is not in the store", batch=hold.batch_id, advice=advice)
+            return Rest(AFTER_FAULT_S)
         case error:  # the border: whatever it was, other batches go on, and this one is tried again
             log.error("a step of a batch failed", batch=hold.batch_id, exc_info=error)
             return Rest(AFTER_FAULT_S)

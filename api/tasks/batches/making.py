@@ -58,7 +58,7 @@ class Maker:
             raise
         except Exception as error:  # the border: whatever it is, it is of this line alone
             refusal = Refusal(job_id, Failure.of(_said(batch, planned, error)).to_json())
-            return Made(FedLine(None, text.stop, refusal), n_bytes + OVERHEAD)
+            return Made(FedLine(None, text.start, text.stop, refusal), n_bytes + OVERHEAD)
         job = Job(
             id=job_id,
             model=model,
@@ -71,7 +71,7 @@ class Maker:
             batch=batch.id,
         )
         card = self._images.fleet.models.get(model)
-        return Made(FedLine(job, text.stop), weight_of(job.request, n_bytes, card.n_embd if card else 0))
+        return Made(FedLine(job, text.start, text.stop), weight_of(job.request, n_bytes, card.n_embd if card else 0))
 
 
 def ask_of_line(batch: Batch, planned: PlannedLine) -> Ask:

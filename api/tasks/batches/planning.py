@@ -28,6 +28,9 @@ BUFFER = 1 << 20
 HEAD = 1 << 16
 """Bytes that are looked at to tell whether a file without a good line is text at all."""
 
+LONGEST_MODEL = 256
+"""Characters of its name."""
+
 NICE = 5
 """Nobody waits for a plan as people do for a token, and it may keep a CPU busy for seconds."""
 
@@ -123,7 +126,9 @@ class _Facts:
 
     @property
     def model(self) -> str | None:
-        return next(iter(self._models)) if len(self._models) == 1 else None
+        """None of a name that is too long to be one: it is told with every look at the batch."""
+        model = next(iter(self._models)) if len(self._models) == 1 else None
+        return model if model is not None and len(model) <= LONGEST_MODEL else None
 
 
 class _BadLines:
@@ -152,7 +157,7 @@ def _why_none(source: BinaryIO, n_lines: int) -> tuple[str, str]:
     if not n_lines:
         return "empty_file", "the file has no lines"
     if b"\0" in head or not _is_text(head):
-        return "not_text", "the file is not text"
+        return "not_text", "the file is not text in UTF-8"
     return "no_valid_lines", "the file has no line that can be run"
 
 

@@ -20,7 +20,7 @@ class Draft:
         self._errors: list[bytes] = []
         self._usage = Usage()
         self._job_ids: list[str] = []
-        self._n_unfed = self._plan_offset = 0
+        self._unfed: Unfed | None = None
         self._n_bytes = 0
 
     def __len__(self) -> int:
@@ -36,10 +36,10 @@ class Draft:
         self._job_ids.append(job_id)
         self._put(said)
 
-    def add_unfed(self, plan_offset: int, said: Said) -> None:
-        """Of the next line of the plan, which ends at `plan_offset`."""
-        self._n_unfed += 1
-        self._plan_offset = plan_offset
+    def add_unfed(self, start: int, stop: int, said: Said) -> None:
+        """Of the next line of the plan, and where it is there."""
+        before = self._unfed or Unfed(0, start, start)
+        self._unfed = Unfed(before.n_lines + 1, before.start, stop)
         self._put(said)
 
     def _put(self, said: Said) -> None:
@@ -48,8 +48,10 @@ class Draft:
         self._usage += said.usage
 
     async def keep(self, bus: Bus, store: Store, hold: Hold, number: int) -> bool:
-        """As the segment of that number. False: it is not the next one, or the hold was lost; nothing was counted.
-        Raises StoreUnavailable and BusUnavailable."""
+        """As the segment of that number. False: there is nothing to keep, it is not the next one, or the hold was lost;
+        nothing was counted. Raises StoreUnavailable and BusUnavailable."""
+        if not len(self):
+            return False
         outputs, errors = _lines(self._outputs), _lines(self._errors)
         segment = Segment(
             number=number,
@@ -69,7 +71,7 @@ class Draft:
             n_completed=len(self._outputs),
             n_failed=len(self._errors),
             usage=self._usage,
-            unfed=Unfed(self._n_unfed, self._plan_offset) if self._n_unfed else None,
+            unfed=self._unfed,
         )
 
 

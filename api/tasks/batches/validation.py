@@ -24,7 +24,7 @@ from api.tasks.batches.planning import Planned, Rules, plan_again, plan_file
 from shared.batches import Batch, LineFault, Segment, plan_object, segment_pieces
 from shared.bus import Bus
 from shared.bus.holds import Hold
-from shared.errors import UnknownFile
+from shared.errors import StoreUnavailable, UnknownFile
 from shared.files import Piece
 from shared.settings import TasksSettings
 from shared.store import PIECE, Store
@@ -35,6 +35,8 @@ start."""
 
 PROCESSES = 2
 """At a time: who has many large files validated does not hold up everybody else's small ones."""
+
+ELSEWHERE = "A file of a batch is not in the store: is --store-url the same for all processes?"
 
 T = TypeVar("T")
 
@@ -63,7 +65,7 @@ class Validation:
         StoreUnavailable and BusUnavailable: it is as it was."""
         with tempfile.TemporaryFile() as plan, tempfile.TemporaryFile() as errors:
             try:
-                planned = await self._planned(batch, plan, errors)
+                planned = await self._planned(hold, batch, plan, errors)
             except _Unfit as unfit:
                 planned = Planned(faults=(unfit.fault,))
             if planned.n_planned:
@@ -80,7 +82,7 @@ class Validation:
                 await self._bus.batches.reject(hold, planned.faults, self._settings.file_retention_s)
         log.info("validated", batch=batch.id, lines=planned.n_total, planned=planned.n_planned)
 
-    async def _planned(self, batch: Batch, plan: BinaryIO, errors: BinaryIO) -> Planned:
+    async def _planned(self, hold: Hold, batch: Batch, plan: BinaryIO, errors: BinaryIO) -> Planned:
         if batch.retry_of is not None:
             return await self._planned_again(batch, batch.retry_of, plan)
         file = await self._bus.files.record(batch.input_file_id, batch.tenant)
@@ -100,7 +102,11 @@ class Validation:
                     return await _in_thread(plan_file, source, plan, errors, rules)
                 return await self._planned_beside(source, plan, errors, rules)
         except UnknownFile:
-            raise _Unfit("file_not_found", f"the file {batch.input_file_id} was deleted meanwhile") from None
+            # It is forgotten before its bytes go: while it is known they are somewhere, if not here.
+            is_known = await self._bus.files.record(batch.input_file_id, batch.tenant) is not None
+            if is_known and hold.now < batch.expires_at:
+                raise StoreUnavailable(ELSEWHERE, retry_after_s=10) from None
+            raise _Unfit("file_not_found", f"the file {batch.input_file_id} is not there any more") from None
 
     async def _planned_beside(self, source: BinaryIO, plan: BinaryIO, errors: BinaryIO, rules: Rules) -> Planned:
         if self._n_processes == PROCESSES:

@@ -39,9 +39,11 @@ end
 local verdicts = {}
 for i = 2, #KEYS do
   local job = KEYS[i]
-  local status, lease, stream, entry, cancel, durable, batch, unheard_ms = unpack(
-    redis.call('HMGET', job, 'status', 'lease', 'stream', 'entry', 'cancel', 'durable', 'batch', 'unheard_ms'))
-  if status ~= 'running' or lease ~= ARGV[i + 2] then
+  local status, lease, stream, entry, cancel, durable, batch, unheard_ms, finished_by = unpack(redis.call(
+    'HMGET', job, 'status', 'lease', 'stream', 'entry', 'cancel', 'durable', 'batch', 'unheard_ms', 'finished_by'))
+  if finished_by == ARGV[i + 2] then
+    verdicts[i - 1] = 'ended' -- by this very worker, which has not heard the reply yet
+  elseif status ~= 'running' or lease ~= ARGV[i + 2] then
     verdicts[i - 1] = 'lost'
   else
     redis.pcall('XCLAIM', stream, 'workers', worker, 0, entry, 'JUSTID') -- no group: the next claim makes one

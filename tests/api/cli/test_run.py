@@ -305,6 +305,34 @@ def test_restart_cancels_the_batch_that_it_begins_anew(bulk: RunCommand, batch_s
     assert (stats["statuses"], stats["files"]) == (["cancelled", "completed"], 0)
 
 
+def test_a_batch_is_found_again_also_when_the_input_has_another_name_by_now(
+    bulk: RunCommand, batch_server: BatchServer
+) -> None:
+    bulk.write(*bodies(5))
+    batch_server.script(on="create", hold=True)
+    with bulk.start(*go(bulk, batch_server)):
+        batch_server.get("/when?held=1")
+    batch_server.script(on="create", hold=False)
+    bulk.source.rename(bulk.folder / "other.jsonl")
+    done = bulk.run("other.jsonl", *go(bulk, batch_server)[1:])
+    assert done.returncode == 0, done.stderr
+    assert batch_server.get("/stats")["made"] == 1
+
+
+def test_a_batch_that_was_cancelled_for_a_new_run_is_not_taken_up_when_that_is_refused(
+    bulk: RunCommand, batch_server: BatchServer
+) -> None:
+    bulk.write({"say": "old", "turn": 99})
+    with bulk.start(*go(bulk, batch_server)):
+        batch_server.get("/when?follows=1")
+    bulk.write({"say": "too much"})
+    assert bulk.run(*go(bulk, batch_server, "--restart")).returncode == 2
+    bulk.write({"say": "new"})
+    done = bulk.run(*go(bulk, batch_server))
+    assert done.returncode == 0, done.stderr
+    assert [say(result) for result in bulk.results()] == ["new"]
+
+
 def test_a_batch_that_its_service_forgot_is_asked_for_again_without_what_is_known(
     bulk: RunCommand, batch_server: BatchServer
 ) -> None:

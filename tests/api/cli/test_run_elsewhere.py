@@ -101,6 +101,24 @@ def test_a_service_that_falls_over_is_waited_for(
     assert said(bulk) == [200, 400, 200]
 
 
+def test_a_batch_that_shows_itself_late_is_not_made_twice(bulk: RunCommand, batch_server: BatchServer) -> None:
+    batch_server.refuse("look", 3, 404)
+    bulk.write({"say": "a"})
+    done = bulk.run(*go(bulk, batch_server))
+    assert done.returncode == 0, done.stderr
+    assert batch_server.get("/stats")["made"] == 1
+
+
+def test_results_that_are_not_there_are_no_failures_of_lines(bulk: RunCommand, batch_server: BatchServer) -> None:
+    batch_server.refuse("content", 1, 404)
+    bulk.write({"say": "a"})
+    refused = bulk.run(*go(bulk, batch_server))
+    assert refused.returncode == 2
+    assert "the service does not have file-batch1-output, where results" in refused.stderr
+    assert bulk.run(*go(bulk, batch_server)).returncode == 0
+    assert batch_server.get("/stats")["made"] == 1
+
+
 def test_lines_that_a_cancelled_batch_says_nothing_of_were_cancelled(
     bulk: RunCommand, batch_server: BatchServer
 ) -> None:

@@ -3,11 +3,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,14 @@ from api.cli.run import NO_API_KEY
 from api.cli.serve import welcome
 from api.cli.stack import Place, config_of, free_port
 from api.cli.supervisor import Command, Supervisor
-from shared.bus import Bus
+from shared.bus import Bus, EmbeddedServer, open_bus
+from shared.errors import BusUnavailable
 from shared.settings import ApiSettings
 from tests.api.cli.conftest import ROOT, RunCommand, environment
 from tests.api.conftest import Certificate
 from tests.api.conftest import serve as served
 from tests.api.scripted_worker import ScriptedWorker
+from tests.shared.bus.conftest import eventually
 
 
 def serve(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -223,3 +227,40 @@ async def test_a_stack_is_asked_over_tls_and_below_its_prefix(
 def test_a_free_port_is_free() -> None:
     port = free_port("127.0.0.1")
     socket.create_server(("127.0.0.1", port)).close()
+
+
+async def test_an_embedded_server_that_does_not_start_again_is_tried_until_it_does(tmp_path: Path) -> None:
+    said: asyncio.Queue[str] = asyncio.Queue()
+    with EmbeddedServer() as server:
+        url = server.start(tmp_path)
+        mend = spoil(tmp_path)
+        assert server.pid
+        os.kill(server.pid, signal.SIGKILL)
+        environment = {"SLOTSTREAM_REDIS_URL": url}
+        watch = asyncio.create_task(
+            stack._watch(server, tmp_path, Supervisor((), say=said.put_nowait), environment, said.put_nowait)
+        )
+        async with asyncio.timeout(10):
+            assert await said.get() == "the embedded server ended; starting it again"
+            assert "nothing can be queued now, and it is tried again in 1 s" in await said.get()
+            mend()
+            async with open_bus(ApiSettings(redis_url=SecretStr(url)), name="test") as bus:
+                await eventually(lambda: answers(bus))
+        watch.cancel()
+        assert server.url == url
+
+
+def spoil(folder: Path) -> Callable[[], object]:
+    """Makes a server's data such that none starts with them; what is returned undoes it."""
+    [manifest] = folder.glob("appendonlydir/*.manifest")
+    text = manifest.read_text()
+    manifest.write_text("nonsense\n")
+    return lambda: manifest.write_text(text)
+
+
+async def answers(bus: Bus) -> bool:
+    try:
+        await bus.reach()
+    except BusUnavailable:
+        return False
+    return True

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from api.tail import LOOK_EVERY_S, PIECE, BatchEvents, Part, Records
+from api.batches.tail import LOOK_EVERY_S, PIECE, BatchEvents, Part, Records
 from shared.batches import Batch, Segment, segment_pieces
 from shared.bus import Bus
 from shared.errors import StoreUnavailable

@@ -239,6 +239,16 @@ async def test_only_what_has_ended_and_failed_is_run_again(api: Api, tasks: Scri
         assert response.status_code == 400 and word in response.json()["error"]["message"]
 
 
+async def test_a_batch_whose_lines_nobody_has_read_is_not_run_again(
+    api: Api, tasks: ScriptedTasks, file_id: str
+) -> None:
+    batch_id = (await make(api, asked(file_id)))["id"]
+    await post(api, f"/v1/batches/{batch_id}/cancel")
+    await tasks.end(batch_id)
+    response = await api.client.post(f"/v1/batches/{batch_id}/retry")
+    assert response.status_code == 400 and "make another of that file" in response.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("body", [{"endpoint": "*"}, {"completion_window": "0s"}, {"metadata": {"a": 1}}])
 async def test_a_retry_of_something_else_is_refused(api: Api, old_id: str, body: dict[str, Any]) -> None:
     response = await api.client.post(f"/v1/batches/{old_id}/retry", json=body)

@@ -411,6 +411,7 @@ class TestWebhooksOfJobs:
         ):
             response = await api.client.post("/v1/jobs", json=completion("say a", webhook=webhook))
             assert refused_field(response) == param and OWN not in response.text, webhook
+            assert param != "webhook.secret" or "secret" in webhook or "--webhook-secret" in response.text
 
     async def test_a_response_ends_with_events_of_its_own(self, api: Api, worker: ScriptedWorker) -> None:
         for path, name, status in (

@@ -9,8 +9,8 @@ import openai.types
 import pytest
 from pydantic import TypeAdapter
 
+from api.batches.pace import Rate
 from api.openapi import answers
-from api.pace import Rate
 from api.schemas.batches import BatchFields, RetryFields, batch_json, fingerprint, progress_json
 from api.schemas.strict import read, to_json
 from shared.batches import Batch, BatchStatus, LineFault, Usage

@@ -40,6 +40,11 @@ def test_what_is_not_strict_json_is_refused(raw: bytes) -> None:
         parse_object(raw)
 
 
+def test_what_was_forgotten_is_said_to_be_empty() -> None:
+    with pytest.raises(InvalidRequest, match=r"^The body is empty, and must be JSON$"):
+        parse_object(b"")
+
+
 def test_a_pair_of_surrogates_is_one_character() -> None:
     assert parse_object(b'{"a": "\\ud83d\\ude00"}') == {"a": "😀"}
 
@@ -91,6 +96,18 @@ def test_the_first_bad_field_is_named(fields: dict[str, object], name: str) -> N
     with pytest.raises(InvalidRequest, match=f"^Field '{name}': ") as caught:
         read(Own, fields)
     assert caught.value.param == name
+
+
+class Outer(OwnFields):
+    own: Own | None = None
+    pairs: dict[str, str] = {}
+    all: list[Own] = []
+
+
+@pytest.mark.parametrize("fields", [{"own": "x"}, {"own": [1]}, {"pairs": "x"}, {"all": ["x"]}])
+def test_no_error_has_a_name_of_our_code(fields: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequest, match=r"^Field '[a-z]+(\[0\])?': Input should be an object$"):
+        read(Outer, fields)
 
 
 def test_null_is_absent() -> None:

@@ -64,3 +64,14 @@ async def test_a_job_that_is_done_is_not_put_back(settings: TasksSettings) -> No
         async with marked(await a_job(redis)):
             await redis.zrem(QUEUE, JOB)
         assert await redis.zcard(QUEUE) == 0
+
+
+async def test_work_that_is_over_while_a_connection_for_its_mark_is_made_waits_for_nothing(
+    settings: TasksSettings,
+) -> None:
+    for n_turns in range(40):  # of the loop, in which the connection comes to stand
+        async with arq_link(settings, "test") as redis, asyncio.timeout(5), marked(await a_job(redis)):
+            in_use = asyncio.create_task(redis.ping())
+            for _ in range(n_turns):
+                await asyncio.sleep(0)
+            await in_use

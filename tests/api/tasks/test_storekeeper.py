@@ -108,7 +108,7 @@ async def test_of_a_batch_that_is_done_only_what_its_files_are_made_of_stays(
     keeper: Storekeeper, bus: Bus, store: Store, embedded_settings: BusSettings
 ) -> None:
     batch = await made(bus)
-    hold = await held(bus, batch.id)
+    hold = await held(bus, batch)
     segment = Segment(number=0, mark=hold.mark, n_error=1, error_bytes=1)
     kept = segment_pieces(batch.id, segment)[1].name
     for name in (kept, plan_object(batch.id), f"batches/{batch.id}/000000-ffff.output"):

@@ -59,11 +59,11 @@ def jobs_of(batch: Batch, numbers: Iterable[int]) -> list[str]:
 
 
 def lines(batch: Batch, numbers: Iterable[int]) -> list[FedLine]:
-    return [FedLine(_job(batch, number), (number + 1) * WIDTH) for number in numbers]
+    return [FedLine(_job(batch, number), number * WIDTH, (number + 1) * WIDTH) for number in numbers]
 
 
 def refused(batch: Batch, number: int) -> FedLine:
-    return FedLine(None, (number + 1) * WIDTH, Refusal(job_of(batch, number), f'{{"line": {number}}}'))
+    return FedLine(None, number * WIDTH, (number + 1) * WIDTH, Refusal(job_of(batch, number), f'{{"line": {number}}}'))
 
 
 async def record(bus: Bus, batch: Batch) -> Batch:

@@ -6,7 +6,17 @@ import asyncio
 
 import pytest
 
-from shared.batches import BatchStatus, LineFault, Segment, Usage, error_file_id, output_file_id, segment_pieces
+from shared.batches import (
+    MAX_FAULTS,
+    MAX_FAULTS_IN_LIST,
+    BatchStatus,
+    LineFault,
+    Segment,
+    Usage,
+    error_file_id,
+    output_file_id,
+    segment_pieces,
+)
 from shared.bus import Bus, Unfed, Wanted
 from shared.errors import IdempotencyConflict, UnknownBatch
 from shared.files import Purpose
@@ -198,7 +208,23 @@ class TestValidation:
         failed = await record(bus, batch)
         assert (failed.status, failed.faults) == (BatchStatus.FAILED, faults)
         assert failed.failed_at
+        assert (await bus.batches.page(failed.tenant)).records == [failed]
         assert [row.status for row in await bus.outbox.read()] == ["failed"]
+
+    @pytest.mark.parametrize("n_good", [0, 1])
+    async def test_a_list_of_batches_has_the_first_of_what_is_wrong_with_each(self, bus: Bus, n_good: int) -> None:
+        batch = await made(bus)
+        hold = await held(bus, batch)
+        faults = tuple(LineFault(code="invalid_json", message="no", line=line) for line in range(1, 1101))
+        if n_good:
+            bad = Segment(number=0, n_error=len(faults), error_bytes=10)
+            n_total = len(faults) + n_good
+            assert await bus.batches.planned(hold, n_total=n_total, n_planned=n_good, faults=faults, segment=bad)
+        else:
+            assert await bus.batches.reject(hold, faults, RETENTION_S)
+        assert (await record(bus, batch)).faults == faults[:MAX_FAULTS]
+        [listed] = (await bus.batches.page(batch.tenant)).records
+        assert listed.faults == faults[:MAX_FAULTS_IN_LIST]
 
     async def test_it_begins_once(self, bus: Bus) -> None:
         batch, hold = await planned(bus, 2)
@@ -242,19 +268,20 @@ class TestEnd:
         batch, hold = await planned(bus, 5)
         await bus.batches.feed(hold, lines(batch, [0]))
         rest = Segment(number=0, n_error=2, error_bytes=8)
-        with pytest.raises(ValueError, match="lines"):
-            await bus.batches.collect(hold, rest, job_ids=(), n_completed=0, n_failed=2, unfed=Unfed(2, 3 * WIDTH))
+        assert not await bus.batches.collect(
+            hold, rest, job_ids=(), n_completed=0, n_failed=2, unfed=Unfed(2, WIDTH, 3 * WIDTH)
+        )
         assert await bus.batches.finalize(hold, "expired")
         for _ in range(2):
             assert await bus.batches.collect(
-                hold, rest, job_ids=(), n_completed=0, n_failed=2, unfed=Unfed(2, 3 * WIDTH)
+                hold, rest, job_ids=(), n_completed=0, n_failed=2, unfed=Unfed(2, WIDTH, 3 * WIDTH)
             )
         halfway = await record(bus, batch)
         assert (halfway.n_fed, halfway.plan_offset, halfway.n_failed, halfway.n_in_flight) == (3, 3 * WIDTH, 2, 1)
         await work(bus, 1)
         last = Segment(number=1, n_output=1, output_bytes=4, n_error=2, error_bytes=8)
         assert await bus.batches.collect(
-            hold, last, job_ids=jobs_of(batch, [0]), n_completed=1, n_failed=2, unfed=Unfed(2, 5 * WIDTH)
+            hold, last, job_ids=jobs_of(batch, [0]), n_completed=1, n_failed=2, unfed=Unfed(2, 3 * WIDTH, 5 * WIDTH)
         )
         assert await bus.batches.finish(hold, RETENTION_S)
         expired = await record(bus, batch)

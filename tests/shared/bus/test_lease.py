@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from shared.bus import Bus, Lease, LeaseKeeper, open_bus
+from shared.events import Finished
 from shared.settings import BusSettings
 from tests.shared.bus.conftest import ANY, Behind, claimed, eventually, queued
 
@@ -249,3 +250,15 @@ def test_a_keeper_stops_at_once(bus_settings: BusSettings, told: Told) -> None:
     with keeper_of(bus_settings.model_copy(update={"lease_s": 60.0}), told):
         begun = time.monotonic()
     assert time.monotonic() - begun < 1
+
+
+async def test_a_job_that_its_worker_has_just_ended_is_not_lost(
+    bus: Bus, bus_settings: BusSettings, told: Told
+) -> None:
+    keeper = keeper_of(bus_settings, told)  # its thread is not started
+    ended, taken = [(await claimed(bus)).lease for _ in range(2) if await queued(bus)]
+    keeper.hold(ended)
+    keeper.hold(taken)
+    assert await bus.queue.finish(ended, Finished(status="succeeded"), 1)
+    keeper.beat()
+    assert told.lost == []

@@ -211,7 +211,7 @@ async def walk(bus: Bus, cut: Cutter) -> None:
     segment = Segment(number=0, n_error=5, error_bytes=5)
     lose()
     assert await bus.batches.collect(
-        hold, segment, job_ids=jobs_of(batch, range(4)), n_completed=0, n_failed=5, unfed=Unfed(1, 5 * WIDTH)
+        hold, segment, job_ids=jobs_of(batch, range(4)), n_completed=0, n_failed=5, unfed=Unfed(1, 4 * WIDTH, 5 * WIDTH)
     )
     lose()
     assert await bus.batches.finish(hold, RETENTION_S)

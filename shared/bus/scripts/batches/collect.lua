@@ -7,35 +7,35 @@
 local batch, segments, flights, ended, refused = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local prefix, token, number, segment = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local n_completed, n_failed = tonumber(ARGV[5]), tonumber(ARGV[6])
-local n_unfed, to = tonumber(ARGV[7]), tonumber(ARGV[8]) -- lines without a flight, and where the last of them ends
-local USAGE, USED = {'input_tokens', 'cached_tokens', 'output_tokens', 'reasoning_tokens'}, 8 -- in ARGV behind that one
-local FIRST = 13 -- then the ids of the others' jobs, some hundreds
+local n_unfed, from, to = tonumber(ARGV[7]), ARGV[8], ARGV[9] -- lines without a flight, and where in the plan they are
+local USAGE, USED = {'input_tokens', 'cached_tokens', 'output_tokens', 'reasoning_tokens'}, 9 -- in ARGV behind that one
+local FIRST = 14 -- then the ids of the others' jobs, some hundreds
 local n_jobs = #ARGV - FIRST + 1
 
 if not is_held(batch, token) then
   return {'lost'}
 end
-local status, until_ms, n_planned, n_segments, n_fed, completed, failed, in_flight = unpack(redis.call(
-  'HMGET', batch, 'status', 'until_ms', 'n_planned', 'n_segments', 'n_fed', 'n_completed', 'n_failed', 'n_in_flight'))
+local status, until_ms, n_segments, n_fed, offset, completed, failed, in_flight = unpack(redis.call(
+  'HMGET', batch, 'status', 'until_ms', 'n_segments', 'n_fed', 'plan_offset', 'n_completed', 'n_failed',
+  'n_in_flight'))
 n_segments = tonumber(n_segments)
 if number == n_segments - 1 and redis.call('LINDEX', segments, -1) == segment then
   return {'ok'} -- said again because our reply was lost
 elseif number ~= n_segments then
   return {'lost'}
 end
-if n_completed + n_failed ~= n_jobs + n_unfed or n_jobs + n_unfed == 0 or n_fed + n_unfed > tonumber(n_planned)
-  or (n_unfed > 0 and status ~= 'finalizing' and status ~= 'cancelling') then
-  return {'wrong'}
+-- From here on: what is not as it was said was so once, and the server has lost its last second.
+if n_unfed > 0 and (offset ~= from or (status ~= 'finalizing' and status ~= 'cancelling')) then
+  return {'lost'}
 end
 
--- With one command for all lines wherever there is one.
+-- With one command for all lines wherever there is one. What of them lies in a store; nil: some cannot be collected.
 local function forget_lines()
   local has_ended = redis.call('ZMSCORE', ended, unpack(ARGV, FIRST))
   for i, place in ipairs(redis.call('ZMSCORE', flights, unpack(ARGV, FIRST))) do
-    if not place then
-      return 'lost' -- the server has forgotten that it was fed, so it will be again
-    elseif not has_ended[i] and redis.call('EXISTS', prefix .. 'job:' .. ARGV[FIRST + i - 1]) == 1 then
-      return 'wrong' -- it is at work
+    local is_at_work = not has_ended[i] and redis.call('EXISTS', prefix .. 'job:' .. ARGV[FIRST + i - 1]) == 1
+    if not place or is_at_work then
+      return nil
     end
   end
   local names, objects = {}, {}
@@ -50,15 +50,14 @@ local function forget_lines()
   redis.call('ZREM', flights, unpack(ARGV, FIRST))
   redis.call('ZREM', ended, unpack(ARGV, FIRST))
   redis.call('HDEL', refused, unpack(ARGV, FIRST))
-  return 'ok', objects
+  return objects
 end
 
 local objects = {}
 if n_jobs > 0 then
-  local answer
-  answer, objects = forget_lines()
-  if answer ~= 'ok' then
-    return {answer}
+  objects = forget_lines()
+  if not objects then
+    return {'lost'}
   end
 end
 redis.call('RPUSH', segments, segment)

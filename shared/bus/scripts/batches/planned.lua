@@ -5,8 +5,8 @@
 -- uses: clock attention
 local batch = KEYS[1]
 local token = ARGV[1]
-local n_total, n_planned, faults, model = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local segment = ARGV[6] -- or empty
+local n_total, n_planned, faults, first_faults, model = ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+local segment = ARGV[7] -- or empty
 
 if not is_held(batch, token) then
   return 0
@@ -19,8 +19,8 @@ elseif status ~= 'validating' then
 end
 redis.call(
   'HSET', batch, 'status', 'in_progress', 'in_progress_ms', clock(), 'planned_by', token, 'n_total', n_total,
-  'n_planned', n_planned, 'n_failed', n_total - n_planned, 'faults', faults, 'model', model, 'n_segments',
-  segment ~= '' and 1 or 0)
+  'n_planned', n_planned, 'n_failed', n_total - n_planned, 'faults', faults, 'first_faults', first_faults, 'model',
+  model, 'n_segments', segment ~= '' and 1 or 0)
 if segment ~= '' then
   redis.call('RPUSH', batch .. ':segments', segment)
   redis.call('PEXPIREAT', batch .. ':segments', until_ms)

@@ -96,7 +96,10 @@ def test_a_plan_has_the_lines_as_they_were_in_the_order_of_their_beginnings(tmp_
     assert found.model is None
 
 
-@pytest.mark.parametrize(("models", "model"), [(["m", "m"], "m"), (["m", "n"], None), (["m", None], None), ([7], None)])
+@pytest.mark.parametrize(
+    ("models", "model"),
+    [(["m", "m"], "m"), (["m", "n"], None), (["m", None], None), ([7], None), (["m" * 257], None)],
+)
 def test_a_batch_has_the_model_that_all_of_its_lines_name(tmp_path: Path, models: list[Any], model: str | None) -> None:
     asks = [say(str(n), **({} if name is None else {"model": name})) for n, name in enumerate(models)]
     assert planned(tmp_path, jsonl(asks)).planned.model == model

@@ -14,6 +14,7 @@ from api.schemas.dialect import DIALECTS, TODAY
 from api.tasks.batches import validation
 from api.tasks.batches.making import LARGE
 from shared.batches import BatchStatus, Usage, line_job_id, output_file_id, plan_object
+from shared.errors import StoreUnavailable, UnknownFile
 from shared.events import ReplyForm
 from shared.files import object_of
 from shared.jobs import Compat
@@ -152,16 +153,44 @@ async def test_a_file_that_cannot_be_run_fails_the_batch(bench: Bench, content: 
     assert (batch.output_file_id, batch.error_file_id) == (None, None)
 
 
-@pytest.mark.parametrize("how", ["record", "bytes", "other tenant's"])
-async def test_a_file_that_is_not_there_any_more_fails_the_batch_and_it_says_so(bench: Bench, how: str) -> None:
-    batch_id = await bench.made([say("a")], tenant="me" if how == "other tenant's" else "default")
-    file_id = (await bench.batch(batch_id)).input_file_id
-    if how == "record":
-        await bench.bus.files.delete(file_id, "default")
-    elif how == "bytes":
-        await bench.store.delete([object_of(file_id)])
+@pytest.mark.parametrize("whose", ["nobody's", "another's"])
+async def test_a_file_that_is_not_there_any_more_fails_the_batch_and_it_says_so(bench: Bench, whose: str) -> None:
+    batch_id = await bench.made([say("a")], tenant="me" if whose == "another's" else "default")
+    if whose == "nobody's":
+        await bench.bus.files.delete((await bench.batch(batch_id)).input_file_id, "default")
     batch = await bench.ended(batch_id)
     assert (batch.status, [fault.code for fault in batch.faults]) == (BatchStatus.FAILED, ["file_not_found"])
+
+
+async def test_a_file_that_is_known_and_not_in_the_store_is_waited_for_as_long_as_there_is_time(bench: Bench) -> None:
+    """Somebody has given this process another store."""
+    batch_id = await bench.made(lines := [say("a")])
+    name = object_of((await bench.batch(batch_id)).input_file_id)
+    await bench.store.delete([name])
+    hold = await bench.held(batch_id)
+    with pytest.raises(StoreUnavailable, match="--store-url"):
+        await bench.work.step(hold)
+    await bench.bus.batches.rest(hold, 0)
+    await bench.store.put(name, jsonl(lines))
+    assert (await bench.ended(batch_id)).n_completed == 1
+    late = await bench.made([say("a")], window_s=0.01)
+    await bench.store.delete([object_of((await bench.batch(late)).input_file_id)])
+    await asyncio.sleep(0.02)
+    assert (await bench.ended(late)).faults[0].code == "file_not_found"
+
+
+async def test_lines_are_not_given_up_when_the_plan_is_not_in_the_store(bench: Bench) -> None:
+    batch_id = await bench.made([say("a"), say("b")])
+    work = bench.another(bench.settings.model_copy(update={"batch_in_flight": 1}))
+    await bench.step(batch_id, work)
+    [plan] = [part async for part in bench.store.read(plan_object(batch_id))]
+    await bench.store.delete([plan_object(batch_id)])
+    hold = await bench.held(batch_id)
+    with pytest.raises(UnknownFile):
+        await work.step(hold)
+    await bench.bus.batches.rest(hold, 0)
+    await bench.store.put(plan_object(batch_id), plan)
+    assert (await bench.ended(batch_id, work)).n_completed == 2
 
 
 async def test_a_batch_goes_on_when_its_file_is_deleted_after_validation(bench: Bench) -> None:

@@ -58,6 +58,11 @@ class Future:
         self.client: Any = client
         self._keys = keys
 
+    async def keys(self, pattern: str) -> list[bytes]:
+        """Of this test's bus, whose partition they lie in."""
+        found: list[bytes] = await self.client.keys(f"{self._keys.prefix(0)}{pattern}")
+        return found
+
     async def brings(self, endpoint: Endpoint) -> None:
         """All that waits for an endpoint is due, and it has rested enough."""
         schedule = self._keys.schedule(endpoint.id)

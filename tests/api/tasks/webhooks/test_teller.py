@@ -91,7 +91,7 @@ async def test_a_batch_is_told_of_to_its_tenant_and_its_own_webhook_also_when_it
     hold = await bus.batches.hold(batch.id, due.epoch, 5.0)
     assert hold is not None
     assert await bus.batches.reject(hold, (), 60.0)
-    for key in await future.client.keys("*:batch:*"):
+    for key in await future.keys("batch:*"):
         await future.client.delete(key)
     await told(bus)
     for each in (endpoint, await bus.webhooks.hidden("t", webhook)):
@@ -154,7 +154,7 @@ async def test_a_job_whose_record_has_gone_is_told_of_all_the_same(bus: Bus, pos
     endpoint, webhook = await post.endpoint(URL, tenant="a:b"), a_webhook()
     await ended_job(bus, tenant="a:b", webhook=webhook)
     await ended_job(bus, CUT, tenant="a:b", endpoint="/v1/responses")
-    for key in await future.client.keys("*:job:*"):
+    for key in await future.keys("job:*"):
         await future.client.delete(key)
     await told(bus)
     assert await types_of(bus, endpoint) == ["job.succeeded", "response.completed"]
@@ -164,7 +164,7 @@ async def test_a_job_whose_record_has_gone_is_told_of_all_the_same(bus: Bus, pos
 async def test_a_row_of_an_older_version_is_told_from_the_record(bus: Bus, post: Post, future: Future) -> None:
     endpoint = await post.endpoint(URL)
     job = await ended_job(bus)
-    [key] = await future.client.keys("*:outbox")
+    [key] = await future.keys("outbox")
     await future.client.delete(key)
     await future.client.xadd(key, {"job": job.id, "status": "succeeded"})
     await told(bus)
@@ -187,7 +187,7 @@ async def test_a_row_that_makes_no_sense_keeps_no_other_back(
 ) -> None:
     endpoint = await post.endpoint(URL)
     await ended_job(bus)
-    [key] = await future.client.keys("*:outbox")
+    [key] = await future.keys("outbox")
     await future.client.delete(key)
     await future.client.xadd(key, row)
     await ended_job(bus, FAILED)

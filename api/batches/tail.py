@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from starlette.types import Receive, Scope, Send
 
 from api import sse
+from api.batches.pace import Pace, Rate
 from api.context import LEFT, Context
 from api.framing import Framing
-from api.pace import Pace, Rate
 from api.problems import body_of
 from api.relay import Departure, Stream
 from api.schemas.batches import batch_json, progress_json

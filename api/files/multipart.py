@@ -60,7 +60,9 @@ async def received(request: Request, store: Store, *, part: str, name: str, limi
                     await reader.take(event)
             parser.close()
         except MultipartError as error:
-            raise InvalidRequest(f"The body is no valid form: {error}") from None
+            raise InvalidRequest(
+                f"The body is no valid form: {error.args[0]}"
+            ) from None  # the others are for programmers
         yield await reader.form()
 
 

@@ -18,7 +18,7 @@ from api.outgoing import Answered, Limits, Outgoing, Unanswered
 from api.outgoing.calls import MAX_ANSWER, NOT_REACHED
 from shared.errors import InvalidRequest
 from tests.api.conftest import Certificate
-from tests.api.test_outgoing import LOOPBACK, Names
+from tests.api.outgoing.test_outgoing import LOOPBACK, Names
 from tests.receiver import (
     Receiver,
     Says,

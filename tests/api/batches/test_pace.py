@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from api.pace import Pace, average, eta_s
+from api.batches.pace import Pace, average, eta_s
 from shared.batches import Batch, BatchStatus, Usage
 
 START = 1000.0

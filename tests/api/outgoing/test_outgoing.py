@@ -17,7 +17,7 @@ from api.outgoing import MAX_URL, Guard, Limits, Outgoing
 from shared.errors import InvalidRequest
 
 LOOPBACK = ("127.0.0.0/8",)
-UNANSWERED = "did not answer in time, or may not be asked from here"
+UNANSWERED = "did not answer in time, or may not be asked from here; the server's --allow-hosts says what else may be"
 
 
 class Site:
@@ -155,7 +155,10 @@ async def test_a_url_is_examined_by_all_its_addresses_before_it_is_kept(host: st
             return
         with pytest.raises(InvalidRequest) as caught:
             await outgoing.examine(f"http://{host}/", "url")
-        assert caught.value.message == f"Field 'url': {host}:80 cannot be found, or may not be called from here"
+        assert caught.value.message == (
+            f"Field 'url': {host}:80 cannot be found, or may not be called from here;"
+            " the server's --allow-hosts says what else may be"
+        )
 
 
 @pytest.mark.parametrize(
