@@ -46,8 +46,8 @@ class Most(NamedTuple):
     n_bytes: int
 
 
-USUAL = Most(50_000, 190_000_000)
-"""OpenAI takes a little more, and so does a slotstream unless it is told otherwise."""
+USUAL = Most(50_000, 200_000_000)
+"""What OpenAI takes, and a slotstream unless it is told otherwise."""
 
 
 class Window(NamedTuple):
