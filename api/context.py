@@ -27,6 +27,9 @@ LEFT = "left"
 """Where in a request's state a route leaves an answer that takes long. It is given when the route is done: what routing
 has of a request, about 10 kB, would be kept for all of a stream's hours."""
 
+READING_AT_ONCE = 4
+"""Pieces of uploads in one round of the event loop, each half a millisecond: people's answers have the rest."""
+
 
 @dataclass(frozen=True, slots=True)
 class Context:
@@ -39,6 +42,8 @@ class Context:
     """Bytes of files."""
     spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
     """Runs what must outlive a request; the app waits for it before it closes the bus. It must not raise."""
+    reading: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(READING_AT_ONCE))
+    """Taken by uploads for each piece that they take apart, and given back at the loop's next round."""
     started_at: float = field(default_factory=time.time)
     """Unix seconds."""
 

@@ -10,8 +10,8 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,10 +70,8 @@ class Crew:
                     processes[name] = _process(module, environment, folder / f"{name}.log")
                 crew = cls(f"http://127.0.0.1:{port}", processes, server)
                 await crew._become_ready(processes)
-                crew._watch.start()
-                yield crew
-                crew._stopped.set()
-                crew._watch.join()
+                with crew._looking():
+                    yield crew
             finally:
                 for process in processes.values():
                     process.terminate()
@@ -85,6 +83,16 @@ class Crew:
         self._see()
         cpu_s = {name: _cpu_s(pid) for name, pid in (*self._pids.items(), (SERVER, self._server_pid))}
         return Spent(cpu_s, {name: (mb, self._most[name]) for name, mb in self._memory_mb().items()})
+
+    @contextmanager
+    def _looking(self) -> Iterator[None]:
+        self._watch.start()
+        try:
+            yield
+        finally:
+            self._stopped.set()
+            self._watch.join()
+            self._redis.close()
 
     def _keep_looking(self) -> None:
         while not self._stopped.wait(LOOK_EVERY_S):

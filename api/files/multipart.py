@@ -6,6 +6,7 @@ that turns out to be wrong, or whose client leaves, leaves nothing in the store.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import NamedTuple
@@ -39,7 +40,9 @@ class Form(NamedTuple):
 
 
 @asynccontextmanager
-async def received(request: Request, store: Store, *, part: str, name: str, limit: int) -> AsyncIterator[Form]:
+async def received(
+    request: Request, store: Store, reading: asyncio.Semaphore, *, part: str, name: str, limit: int
+) -> AsyncIterator[Form]:
     """The whole form, whose file stands in `part`. The file is the object `name` of the store once the context ends
     without an error. Raises InvalidRequest that names the field, HTTP 413 when the file has more than `limit` bytes,
     ClientDisconnect, and what the store raises."""
@@ -56,7 +59,7 @@ async def received(request: Request, store: Store, *, part: str, name: str, limi
                 n_bytes += len(chunk)
                 if n_bytes > limit + MAX_OVERHEAD:
                     raise _too_large(limit)
-                for event in parser.parse(chunk) if chunk else ():
+                for event in await _taken_apart(parser, chunk, reading) if chunk else ():
                     await reader.take(event)
             parser.close()
         except MultipartError as error:
@@ -64,6 +67,17 @@ async def received(request: Request, store: Store, *, part: str, name: str, limi
                 f"The body is no valid form: {error.args[0]}"
             ) from None  # the others are for programmers
         yield await reader.form()
+
+
+async def _taken_apart(
+    parser: PushMultipartParser, chunk: bytes, reading: asyncio.Semaphore
+) -> list[MultipartSegment | bytes | None]:
+    """What has come. Only so many uploads have their turn in one round of the event loop: hundreds that come as fast as
+    they can would else make every round of it last as long as all of them."""
+    async with reading:
+        events = list(parser.parse(chunk))
+        await asyncio.sleep(0)
+        return events
 
 
 class _FormReader:

@@ -104,3 +104,4 @@ class Replayed(TypedDict):
     object: Literal["webhook_endpoint.replay"]
     webhook_endpoint_id: str
     count: int
+    next: str | None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from yarl import URL
 
 from api.schemas.strict import bad_field
@@ -9,11 +11,15 @@ from api.schemas.strict import bad_field
 MAX_URL = 8192
 """Characters."""
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
 
 def target_of(url: str, field: str) -> URL:
     """The URL, if it is one of the web. InvalidRequest, which names `field`, for any other."""
     if len(url) > MAX_URL:
         raise bad_field(field, f"a URL may have {MAX_URL} characters at most")
+    if _CONTROL.search(url):  # readers of URLs drop some, and then another would be called than is shown
+        raise bad_field(field, "a URL has no control characters in it")
     try:
         target = URL(url)
         host, _ = target.host, target.port
@@ -33,4 +39,5 @@ def host_of(target: URL) -> str:
 
 def shown(target: URL) -> str:
     """The host as the client wrote it: it learns no address from us."""
-    return target.authority[:100]
+    host = target.host or ""
+    return f"{f'[{host}]' if ':' in host else host}:{target.port}"[:100]

@@ -31,7 +31,8 @@ async def create(request: Request) -> Response:
     context, tenant = context_of(request), tenant_of(request)
     file_id = context.bus.files.new_id()
     limit = int(context.settings.max_file_mb * 1_000_000)
-    async with received(request, context.store, part="file", name=object_of(file_id), limit=limit) as form:
+    name = object_of(file_id)
+    async with received(request, context.store, context.reading, part="file", name=name, limit=limit) as form:
         fields = read_upload(form.fields)
     life_s = fields.seconds or context.settings.file_retention_s
     record = await context.bus.files.create(_record(file_id, tenant, form, fields), life_s)

@@ -26,6 +26,7 @@ from api.schemas.webhook_endpoints import (
     end_of,
     endpoint_json,
     endpoints_json,
+    replayed_json,
     tested_json,
 )
 from api.webhooks.attempt import attempt
@@ -198,14 +199,18 @@ async def replay(request: Request) -> Response:
     fails=(404,),
 )
 async def replay_all(request: Request) -> Response:
-    """Those that were given up, unless `statuses` says otherwise."""
+    """Those that were given up, unless `statuses` says otherwise, newest first. After some thousands it answers with
+    what to send as `after`, so that the rest are sent too."""
     context = context_of(request)
     fields = await read_as(request, context.max_body, lambda raw: read(ReplayFields, raw))
     endpoint = await _endpoint(request)
-    count = await context.bus.webhooks.replay_all(
-        endpoint.id, fields.since, end_of(fields.until), list(dict.fromkeys(fields.statuses))
-    )
-    return json_response({"object": "webhook_endpoint.replay", "webhook_endpoint_id": endpoint.id, "count": count})
+    try:
+        replayed = await context.bus.webhooks.replay_all(
+            endpoint.id, fields.since, end_of(fields.until), fields.statuses, after=fields.after
+        )
+    except ValueError:
+        raise bad_field("after", "must be the `next` of the answer before") from None
+    return json_response(replayed_json(endpoint.id, replayed))
 
 
 async def _endpoint(request: Request) -> Endpoint:

@@ -14,7 +14,7 @@ from pydantic import Field, StringConstraints
 from api.schemas.jobs import WholeNumber
 from api.schemas.strict import ClientFields, OwnFields
 from api.schemas.webhook import EventTypes, SigningSecret, Url
-from shared.bus import DeliveryPage, EndpointPage
+from shared.bus import DeliveryPage, EndpointPage, Replayed
 from shared.webhooks import EVENT_TYPES, SECRET_PREFIX, Attempt, Delivery, DeliveryStatus, Endpoint
 
 MAX_NAME = 256
@@ -81,6 +81,8 @@ class ReplayFields(OwnFields):
     statuses: Annotated[list[Annotated[DeliveryStatus, Field(strict=False)]], Field(min_length=1, max_length=3)] = [
         DeliveryStatus.FAILED
     ]
+    after: str | None = None
+    """The `next` of the answer before, which had some thousands and left some."""
 
 
 def end_of(second: int | None) -> float | None:
@@ -142,6 +144,15 @@ def delivery_json(delivery: Delivery) -> dict[str, Any]:
 
 def deliveries_json(page: DeliveryPage) -> dict[str, Any]:
     return _list_json([delivery_json(delivery) for delivery in page.records], has_more=page.has_more)
+
+
+def replayed_json(endpoint_id: str, replayed: Replayed) -> dict[str, Any]:
+    return {
+        "object": "webhook_endpoint.replay",
+        "webhook_endpoint_id": endpoint_id,
+        "count": replayed.n_replayed,
+        "next": replayed.next,
+    }
 
 
 def _attempt_json(attempt: Attempt) -> dict[str, Any]:

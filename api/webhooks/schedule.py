@@ -30,7 +30,7 @@ PATIENCE_S = 120 * HOUR_S
 LAST_CHANCE_S = 12 * HOUR_S
 """Age of a delivery whose failure may disable it: after quiet days an endpoint has so long to be mended."""
 
-_SECONDS = re.compile(r"[0-9]{1,9}", re.ASCII)
+_SECONDS = re.compile(r"[0-9]+", re.ASCII)
 
 
 class Consequence(NamedTuple):

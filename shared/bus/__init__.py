@@ -33,7 +33,7 @@ from shared.bus.script import ask
 from shared.bus.subscriber import Listener, Subscriber
 from shared.bus.tally import Tally
 from shared.bus.tokenlog import LogEvent, Reader, TokenLog
-from shared.bus.webhooks import DeliveryPage, EndpointChange, EndpointPage, Webhooks
+from shared.bus.webhooks import DeliveryPage, EndpointChange, EndpointPage, Replayed, Webhooks
 from shared.errors import BusUnavailable
 from shared.settings import BusSettings, ConfigError
 from shared.store import Store
@@ -74,6 +74,7 @@ __all__ = [
     "Recent",
     "Refusal",
     "Remains",
+    "Replayed",
     "SlotState",
     "Tally",
     "TokenLog",

@@ -11,6 +11,7 @@ import asyncio
 import json
 import math
 import random
+import re
 import time
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
@@ -52,6 +53,10 @@ SETTLE_S = 2.0
 
 REPLAYED_AT_ONCE = 200
 """Deliveries, in one call of the script."""
+MOST_REPLAYED = 5000
+"""In one call of `replay_all`: it takes a second or two. What waits for an endpoint may be hundreds of thousands."""
+
+_PLACE = re.compile(r"([0-9]{1,15})-([A-Za-z0-9_]{1,100})", re.ASCII)
 
 IS_DISABLED = "The endpoint is disabled."
 
@@ -63,6 +68,14 @@ class DeliveryPage(NamedTuple):
 
     records: list[Delivery]
     has_more: bool
+
+
+class Replayed(NamedTuple):
+    """What became of some of an endpoint's deliveries that are to be sent again."""
+
+    n_replayed: int
+    next: str | None
+    """Behind it, the rest; None: there is none."""
 
 
 class EndpointPage(NamedTuple):
@@ -281,9 +294,7 @@ class Webhooks:
         `after`. Raises UnknownWebhook when that is none of them, and BusUnavailable."""
         before = await self._place(endpoint_id, after) if after is not None else None
         statuses = [status] if status else list(DeliveryStatus)
-        span = _Span.of(since, until)
-        found = await asyncio.gather(*(self._older(endpoint_id, each, span, before, limit + 1) for each in statuses))
-        places = sorted((place for places in found for place in places), reverse=True)
+        places = await self._newest(endpoint_id, statuses, _Span.of(since, until), before, limit + 1)
         records = await self._read(place.delivery_id for place in places[:limit])
         return DeliveryPage(records, len(places) > limit)
 
@@ -303,17 +314,29 @@ class Webhooks:
         since: float | None = None,
         until: float | None = None,
         statuses: Collection[DeliveryStatus] = (DeliveryStatus.FAILED,),
-    ) -> int:
-        """The same of all that were made from `since` to `until` (Unix seconds, both included) and have one of
-        `statuses`; returns how many. Broken off, it may be said again. Raises as `replay`."""
+        *,
+        after: str | None = None,
+        most: int = MOST_REPLAYED,
+    ) -> Replayed:
+        """The same of those that were made from `since` to `until` (Unix seconds, both included) and have one of
+        `statuses`, newest first: about `most` of them, beginning behind `after`, which is a `Replayed.next`.
+
+        Broken off, it may be said again. ValueError for another `after`; else raises as `replay`."""
+        before = _Place.of(after) if after is not None else None
         await self._check_takes_any(endpoint_id)
-        count = 0
-        for status in statuses:
-            before: _Place | None = None
-            while places := await self._older(endpoint_id, status, _Span.of(since, until), before, REPLAYED_AT_ONCE):
-                count += await self._replay(endpoint_id, [place.delivery_id for place in places])
-                before = places[-1]
-        return count
+        count = n_seen = 0
+        while True:
+            span = _Span.of(since, until)
+            places = await self._newest(endpoint_id, statuses, span, before, REPLAYED_AT_ONCE + 1)
+            turn = places[:REPLAYED_AT_ONCE]
+            if turn:
+                count += await self._replay(endpoint_id, [place.delivery_id for place in turn])
+            if len(places) == len(turn):
+                return Replayed(count, None)
+            before = turn[-1]
+            n_seen += len(turn)
+            if n_seen >= most:
+                return Replayed(count, str(before))
 
     async def _replay(self, endpoint_id: str, ids: Sequence[str]) -> int:
         arguments = [self._prefix(endpoint_id), endpoint_id, str(self._keep_ms), *ids]
@@ -358,6 +381,13 @@ class Webhooks:
             raise UnknownWebhook("There is no such delivery.")
         return _Place(round(delivery.created_at * 1000), delivery_id)
 
+    async def _newest(
+        self, endpoint_id: str, statuses: Collection[DeliveryStatus], span: _Span, before: _Place | None, limit: int
+    ) -> list[_Place]:
+        """As `_older`, of several statuses."""
+        found = await asyncio.gather(*(self._older(endpoint_id, each, span, before, limit) for each in set(statuses)))
+        return sorted((place for places in found for place in places), reverse=True)[:limit]
+
     async def _older(
         self, endpoint_id: str, status: DeliveryStatus, span: _Span, before: _Place | None, limit: int
     ) -> list[_Place]:
@@ -392,6 +422,16 @@ class _Place(NamedTuple):
 
     created_ms: float
     delivery_id: str
+
+    @classmethod
+    def of(cls, text: str) -> _Place:
+        """Of what `str` made. ValueError for anything else."""
+        if not (found := _PLACE.fullmatch(text)):
+            raise ValueError("this is no place")
+        return cls(int(found[1]), found[2])
+
+    def __str__(self) -> str:
+        return f"{self.created_ms}-{self.delivery_id}"
 
 
 class _Span(NamedTuple):

@@ -36,6 +36,7 @@ CASES = [
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("case", CASES)
 async def test_every_line_is_done_once_and_memory_does_not_grow_with_the_file(case: Case, tmp_path: Path) -> None:
     file = tmp_path / "lines.jsonl"

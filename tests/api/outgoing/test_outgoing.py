@@ -277,6 +277,9 @@ async def test_nothing_of_us_or_of_others_is_sent_along(site: Site, monkeypatch:
         f"http://{'a' * 300}.test/",
         "http://127.0.0.1/" + "a" * MAX_URL,
         "http://\x00/",
+        "http://1.1.1.1/a\r\nX: y",
+        "http://1.1.1.1/a\tb",
+        "\x7fhttp://1.1.1.1/",
         "http://\ud800/",
     ],
 )

@@ -206,6 +206,7 @@ async def test_what_is_not_the_internets_is_refused_at_creation_and_at_sending(u
         with pytest.raises(InvalidRequest, match=r"Field 'url': .*may not be called from here") as caught:
             await outgoing.examine(url, "url")
         assert caught.value.param == "url"
+        assert url.split("/")[2].count("[") == caught.value.message.count("["), "an address is shown as it is written"
         assert await outgoing.post(url, b"{}", {}, timeout_s=5.0) == Unanswered(NOT_REACHED)
 
 

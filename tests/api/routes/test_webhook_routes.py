@@ -16,7 +16,7 @@ from pydantic import SecretStr
 
 from api.webhooks.events import Event
 from api.webhooks.signing import verify
-from shared.bus import Bus
+from shared.bus import Bus, Webhooks
 from shared.ids import Kind, new_id
 from shared.settings import ApiSettings
 from shared.webhooks import EVENT_TYPES, Attempt, Delivery, DeliveryStatus, Webhook
@@ -334,7 +334,7 @@ async def test_a_replay_makes_deliveries_due_again(api: Api, bus: Bus) -> None:
     assert response.status_code == 200 and response.json()["status"] == "pending"
     response = await api.client.post(f"{path}/replay", json={"since": 0})
     told = {"object": "webhook_endpoint.replay", "webhook_endpoint_id": made["id"]}
-    assert response.json() == told | {"count": 2}
+    assert response.json() == told | {"count": 2, "next": None}
     body = {"since": 0, "until": int(time.time()) + 60, "statuses": ["delivered", "failed", "delivered"]}
     assert (await api.client.post(f"{path}/replay", json=body)).json()["count"] == 1
     assert {each.id for each in await bus.webhooks.take(made["id"], 10)} == {each.id for each in (*failed, fine)}
@@ -344,8 +344,25 @@ async def test_a_replay_makes_deliveries_due_again(api: Api, bus: Bus) -> None:
         ({"since": 0, "statuses": ["x"]}, "statuses[0]"),
         ({"since": -1}, "since"),
         ({"since": 0, "no": 1}, "no"),
+        ({"since": 0, "after": failed[0].id}, "after"),
     ):
         assert refused_field(await api.client.post(f"{path}/replay", json=wrong)) == param
+
+
+async def test_a_replay_of_more_than_it_takes_at_once_goes_on_behind_what_it_says(
+    api: Api, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await an_endpoint(api)
+    await delivered(bus, made, 250, DeliveryStatus.FAILED)
+    monkeypatch.setitem(Webhooks.replay_all.__kwdefaults__, "most", 200)
+    path, counts, body = f"{ENDPOINTS}/{made['id']}/replay", [], {"since": 0}
+    while True:
+        answer = (await api.client.post(path, json=body)).json()
+        counts.append(answer["count"])
+        if answer["next"] is None:
+            break
+        body = {"since": 0, "after": answer["next"]}
+    assert counts == [200, 50]
 
 
 async def test_a_disabled_endpoint_replays_nothing_until_it_is_enabled(api: Api, bus: Bus) -> None:

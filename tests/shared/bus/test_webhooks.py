@@ -6,6 +6,7 @@ import asyncio
 import base64
 import secrets
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -356,7 +357,7 @@ class TestDisabledEndpoints:
             await bus.webhooks.replay(coming.id)
         enabled = await bus.webhooks.update(made.id, EndpointChange(is_enabled=True))
         assert enabled.disabled_at is enabled.disabled_reason is enabled.failing_since is None
-        assert await bus.webhooks.replay_all(made.id) == 4
+        assert (await bus.webhooks.replay_all(made.id)).n_replayed == 4
         assert {taken.n_attempts for taken in await bus.webhooks.take(made.id, 10)} == {0}
         assert await statuses(bus, made) == [PENDING] * 4
 
@@ -463,7 +464,7 @@ class TestTheLog:
         ]:
             page = await bus.webhooks.deliveries(made.id, since=since, until=until)
             assert [delivery.id for delivery in page.records] == expected[::-1]
-            assert await bus.webhooks.replay_all(made.id, since, until, [PENDING]) == len(expected)
+            assert (await bus.webhooks.replay_all(made.id, since, until, [PENDING])).n_replayed == len(expected)
 
     async def test_a_replay_begins_again_with_the_same_id_and_bytes(self, bus: Bus) -> None:
         made = await an_endpoint(bus)
@@ -484,9 +485,28 @@ class TestTheLog:
         await posted(bus, made, 450)
         await bus.webhooks.disable(made.id, "x")
         await bus.webhooks.update(made.id, EndpointChange(is_enabled=True))
-        assert await bus.webhooks.replay_all(made.id) == 450
-        assert await bus.webhooks.replay_all(made.id) == 0
+        assert await bus.webhooks.replay_all(made.id) == (450, None)
+        assert await bus.webhooks.replay_all(made.id) == (0, None)
         assert len(await bus.webhooks.take(made.id, 1000)) == 450
+
+    async def test_of_thousands_a_replay_takes_some_and_says_where_the_rest_begin(self, bus: Bus) -> None:
+        made = await an_endpoint(bus)
+        ids = [delivery.id for delivery in await posted(bus, made, 450)]
+        for delivery_id in ids[::45]:
+            await bus.webhooks.attempted(delivery_id, made.id, an_attempt(), status=FAILED, next_at=None)
+        asked = partial(bus.webhooks.replay_all, made.id, None, None, [FAILED, PENDING], most=200)
+        first = await asked()
+        assert first.n_replayed == 200 and first.next
+        last = first.next.partition("-")[2]
+        await bus.webhooks.attempted(
+            last, made.id, an_attempt(), status=DELIVERED, next_at=None
+        )  # it may end meanwhile
+        second = await asked(after=first.next)
+        assert second.n_replayed == 200 and second.next
+        assert await asked(after=second.next) == (50, None), "none is taken twice for having been replayed"
+        for nonsense in ("", "x", last, f"-{last}", f"1e3-{last}", f"{'9' * 16}-{last}", "1-\n", "1-../x"):
+            with pytest.raises(ValueError):
+                await asked(after=nonsense)
 
 
 async def test_nothing_happens_twice_when_replies_are_lost(cutter: tuple[Cutter, Bus]) -> None:
