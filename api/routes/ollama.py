@@ -28,6 +28,7 @@ from api.schemas.ollama.fields import (
 from api.schemas.ollama.models import running_json, show_json, tag_json
 from api.schemas.ollama.replies import Form, Wire, as_message, as_response, idle_json
 from api.schemas.strict import ClientFields, read
+from api.schemas.tools import tools_of
 from api.synchronous import answer_to
 from shared.bus import ModelCard
 from shared.errors import BusUnavailable, InvalidRequest
@@ -80,6 +81,7 @@ async def generate(request: Request) -> ASGIApp:
 async def chat(request: Request) -> ASGIApp:
     fields = await _read(request, ChatBody)
     if fields.is_load:
+        tools_of(fields.tools)  # nothing comes of them, and yet what is wrong with them is said
         return await _loaded(request, fields, as_message)
     await _check_text(request, fields, "chat")
     return await answer_to(request, requests.chat(fields, _wire(request)))
