@@ -1,6 +1,7 @@
-#!lua
+#!lua flags=allow-oom
 -- endpoint_hidden: the endpoint of a webhook that a job or batch brought itself.
--- Invariant: it is in no list, and it goes by itself. Who names it again means it: that is what enables it again.
+-- Invariant: it is in no list, and it goes by itself. Made when memory is full too, since what it is told of has
+-- happened. Who names it again means it: that is what enables it again.
 -- uses: clock
 local endpoint = KEYS[1]
 local tenant, url, events, secrets, life_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])

@@ -334,7 +334,7 @@ class TestCollecting:
         segment = Segment(number=0, n_output=1, output_bytes=7, n_error=2, error_bytes=5)
         assert await bus.batches.collect(hold, segment, job_ids=jobs_of(batch, range(3)), n_completed=1, n_failed=2)
         for kind in ("job", "log"):
-            assert not [name async for name in behind.client.scan_iter(f"*{kind}:*")]
+            assert not [name async for name in behind.client.scan_iter(f"{behind.keys.prefix(0)}{kind}:*")]
         names = [name.decode().rpartition(batch.id)[2] async for name in behind.client.scan_iter(f"*{batch.id}*")]
         assert sorted(names) == ["", ":segments"]
         assert not await behind.client.zcard(behind.keys.due(0))
