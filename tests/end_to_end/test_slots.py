@@ -62,7 +62,8 @@ async def test_what_was_erased_is_computed_anew(served: Stack) -> None:
     n_prompt = (await said(served, prompt, 1))["tokens_evaluated"]
     assert (await said(served, prompt, 1))["timings"]["prompt_n"] == 1
     assert (await act(served, 1, "erase"))["n_erased"] >= n_prompt
-    assert (await said(served, prompt, 1))["timings"]["prompt_n"] == n_prompt
+    # Another text in the cache may begin with the same letter.
+    assert (await said(served, prompt, 1))["timings"]["prompt_n"] >= n_prompt - 2
 
 
 @shared
