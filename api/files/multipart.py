@@ -63,9 +63,8 @@ async def received(
                     await reader.take(event)
             parser.close()
         except MultipartError as error:
-            raise InvalidRequest(
-                f"The body is no valid form: {error.args[0]}"
-            ) from None  # the others are for programmers
+            reason = error.args[0]  # the others are for programmers
+            raise InvalidRequest(f"The body is no valid form: {reason}") from None
         yield await reader.form()
 
 
