@@ -30,7 +30,7 @@ MAX_FAULTS_IN_LIST = 10
 class BatchStatus(StrEnum):
     VALIDATING = "validating"
     FAILED = "failed"
-    """No line could be run; nothing was."""
+    """No line could be run, or the store has lost what told the others."""
     IN_PROGRESS = "in_progress"
     FINALIZING = "finalizing"
     """Every line has been fed or will not be, for it is over or its time is; the rest is collected."""

@@ -272,7 +272,7 @@ class BulkRun:
         """The order is over: the lines that got no record from it get theirs here."""
         if self._lacks(order):
             await self._check_input()
-            if batch.status == "failed":
+            if batch.status == "failed" and not batch.result_files:
                 await self._refuse(service, order, batch.why_failed)
             is_cut = batch.status in ("expired", "cancelled")
             code = f"batch_{batch.status}" if is_cut else "job_lost"

@@ -257,16 +257,19 @@ class BatchSteps(Holds):
         """
         return bool(await self._say("finalize", hold.batch_id, (), (hold.token, why)))
 
-    async def finish(self, hold: Hold, retention_s: float) -> bool:
-        """Ends a batch of which every line stands in a segment: its record stays for `retention_s`, and so do its files
-        unless it says how long. False: the hold was lost, or lines are missing. Raises BusUnavailable."""
+    async def finish(self, hold: Hold, retention_s: float, *, fault: LineFault | None = None) -> bool:
+        """Ends a batch of which every line stands in a segment; or, with a `fault`, one whose other lines nobody will
+        ever know: it has failed then. Its record stays for `retention_s`, and so do its files unless it says how long.
+
+        False: the hold was lost, or lines are missing. Raises BusUnavailable.
+        """
         batch = await self.record(hold.batch_id)
         if batch is None:
             return False
         pieces = [segment_pieces(batch.id, segment) for segment in await self.segments(batch.id)]
         output = _file(batch, output_file_id(batch.id), "output", [output for output, _ in pieces])
         errors = _file(batch, error_file_id(batch.id), "error", [error for _, error in pieces])
-        arguments: list[str | int] = [
+        arguments: list[str | bytes | int] = [
             self._keys.prefix_of_batch(batch.id),
             batch.id,
             hold.token,
@@ -275,6 +278,7 @@ class BatchSteps(Holds):
             round((batch.output_life_s or retention_s) * 1000),
             *((output.id, output.to_json()) if output.pieces else ("", "")),
             *((errors.id, errors.to_json()) if errors.pieces else ("", "")),
+            *(WrittenFaults.of((fault, *batch.faults)) if fault else ()),
         ]
         return bool(await self._say("finish", batch.id, (), arguments))
 

@@ -17,8 +17,9 @@ from api.tasks.batches.feeding import Feeding
 from api.tasks.batches.holding import Rest
 from api.tasks.batches.making import Maker
 from api.tasks.batches.validation import Busy, Validation
-from shared.batches import Batch, BatchStatus
+from shared.batches import Batch, BatchStatus, LineFault
 from shared.bus import Bus, Hold
+from shared.errors import UnknownFile
 from shared.settings import TasksSettings
 from shared.store import Store
 
@@ -28,8 +29,13 @@ TURN_S = 1.0
 BUSY_S = 0.5
 """Until a large file is looked at again that waits for others."""
 
+PATIENCE_S = 600.0
+"""With a store that has lost the plan of a batch that should stop: it may be another one than the others have."""
+
 RECALL_EVERY_S = 1.0
 LONGEST_WAIT_S = 60.0
+
+PLAN_LOST = LineFault(code="plan_lost", message="the store of files has lost what was left to be done")
 
 log = structlog.get_logger(__name__)
 
@@ -56,8 +62,16 @@ class Work:
 
     async def step(self, hold: Hold) -> Rest:
         """What can be done now; and when it is worth another look. Raises StoreUnavailable, BusUnavailable, and
-        UnknownFile when the store has lost the plan."""
+        UnknownFile when the store has lost the plan, and there is time for it to be there again."""
         now = Now(hold.now, time.monotonic())
+        try:
+            return await self._step(hold, now)
+        except UnknownFile:
+            if now() < _stops_at(await self._looked_up(hold)) + PATIENCE_S:
+                raise
+            return await self._abandoned(hold)
+
+    async def _step(self, hold: Hold, now: Now) -> Rest:
         batch = await self._looked_up(hold)
         if batch.status is BatchStatus.VALIDATING:
             try:
@@ -104,10 +118,20 @@ class Work:
             return False
         if not await self._batches.finalize(hold, "over") or not await self._batches.finish(hold, self._retention_s):
             return False
+        self._forget(batch)
+        return True
+
+    async def _abandoned(self, hold: Hold) -> Rest:
+        """Without its plan, nobody knows any more what the lines were that have no record."""
+        await self._batches.recall(await self._batches.flights(hold.batch_id))
+        await self._batches.finish(hold, self._retention_s, fault=PLAN_LOST)
+        self._forget(await self._looked_up(hold))
+        return Rest(0.0)
+
+    def _forget(self, batch: Batch) -> None:
         self._collecting.pace.forget(batch.id)
         self._feeding.weights.forget(batch.id)
         log.info("finished", batch=batch.id, lines=batch.n_total, completed=batch.n_completed, failed=batch.n_failed)
-        return True
 
     def _rest(self, batch: Batch, now: float, wait_s: float | None) -> Rest:
         pace = self._collecting.pace
@@ -123,3 +147,8 @@ class Work:
         if batch is None:
             raise LookupError(f"the batch {hold.batch_id} has gone")
         return batch
+
+
+def _stops_at(batch: Batch) -> float:
+    """When no more of its lines may be fed; the bus's time."""
+    return min(at for at in (batch.expires_at, batch.cancelling_at, batch.finalizing_at) if at is not None)

@@ -12,6 +12,7 @@ import shutil
 import sys
 import tempfile
 from asyncio.subprocess import DEVNULL, PIPE
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
@@ -36,6 +37,10 @@ start."""
 PROCESSES = 2
 """At a time: who has many large files validated does not hold up everybody else's small ones."""
 
+MAX_KILLED = 5
+"""Processes that look through the same file and are killed, before the file is at fault: it may be that they run out of
+memory, and this machine with them."""
+
 ELSEWHERE = "A file of a batch is not in the store: is --store-url the same for all processes?"
 
 T = TypeVar("T")
@@ -59,6 +64,8 @@ class Validation:
     def __init__(self, bus: Bus, store: Store, settings: TasksSettings) -> None:
         self._bus, self._store, self._settings = bus, store, settings
         self._n_processes = 0
+        self._n_killed: Counter[str] = Counter()
+        """By batch, as long as it is validated here."""
 
     async def run(self, hold: Hold, batch: Batch) -> None:
         """The batch is in progress then, or has failed; unless it was cancelled, or the hold was lost. Raises Busy,
@@ -80,6 +87,7 @@ class Validation:
                 )
             else:
                 await self._bus.batches.reject(hold, planned.faults, self._settings.file_retention_s)
+        self._n_killed.pop(batch.id, None)
         log.info("validated", batch=batch.id, lines=planned.n_total, planned=planned.n_planned)
 
     async def _planned(self, hold: Hold, batch: Batch, plan: BinaryIO, errors: BinaryIO) -> Planned:
@@ -127,11 +135,18 @@ class Validation:
                 if process.returncode is None:
                     process.kill()
                     await process.wait()
-            if process.returncode:
-                raise ChildProcessError(f"the process that plans a batch ended with {process.returncode}")
+            self._look_at_end(rules.batch_id, process.returncode or 0)
             return Planned.from_json(said)
         finally:
             self._n_processes -= 1
+
+    def _look_at_end(self, batch_id: str, status: int) -> None:
+        if status < 0:
+            self._n_killed[batch_id] += 1
+            if self._n_killed[batch_id] >= MAX_KILLED:
+                raise _Unfit("validation_failed", f"{MAX_KILLED} processes that looked through the file were killed")
+        if status:
+            raise ChildProcessError(f"the process that plans a batch ended with {status}")
 
     async def _planned_again(self, batch: Batch, earlier_id: str, plan: BinaryIO) -> Planned:
         """Of the lines of another batch that could be run those that failed."""

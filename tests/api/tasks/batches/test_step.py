@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from api.schemas.dialect import DIALECTS, TODAY
-from api.tasks.batches import validation
+from api.tasks.batches import step, validation
 from api.tasks.batches.making import LARGE
-from shared.batches import BatchStatus, Usage, line_job_id, output_file_id, plan_object
+from shared.batches import BatchStatus, Usage, error_file_id, line_job_id, output_file_id, plan_object
 from shared.errors import StoreUnavailable, UnknownFile
 from shared.events import ReplyForm
 from shared.files import object_of
 from shared.jobs import Compat
 from tests.api.scripted_worker import ScriptedWorker
-from tests.api.tasks.batches.conftest import Bench, bench_of, jsonl, line, names, say
+from tests.api.tasks.batches.conftest import Bench, bench_of, jsonl, line, names, say, until
 
 
 async def test_each_line_is_answered_as_its_path_would_have_answered_it(bench: Bench) -> None:
@@ -191,6 +193,61 @@ async def test_lines_are_not_given_up_when_the_plan_is_not_in_the_store(bench: B
     await bench.bus.batches.rest(hold, 0)
     await bench.store.put(plan_object(batch_id), plan)
     assert (await bench.ended(batch_id, work)).n_completed == 2
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+async def test_a_batch_whose_plan_is_lost_ends_when_it_has_been_waited_for(
+    bench: Bench, worker: ScriptedWorker, monkeypatch: pytest.MonkeyPatch, is_cancelled: bool
+) -> None:
+    lines = [say("done"), *(say(name, "hold a|b") for name in ("at work", "next", "never fed"))]
+    batch_id = await bench.made([*lines, {"custom_id": "bad"}], window_s=3600 if is_cancelled else 2)
+    work = bench.another(bench.settings.model_copy(update={"batch_in_flight": 2}))
+    await bench.step(batch_id, work)
+    await until(lambda: bench.bus.batches.ended(batch_id))
+    await bench.step(batch_id, work)
+    await bench.store.delete([plan_object(batch_id)])
+    if is_cancelled:
+        await bench.bus.batches.cancel(batch_id)
+    else:
+        await asyncio.sleep(2)
+    hold = await bench.held(batch_id)
+    with pytest.raises(UnknownFile):  # it is waited for
+        await work.step(hold)
+    monkeypatch.setattr(step, "PATIENCE_S", 0)
+    await work.step(hold)
+    batch = await bench.batch(batch_id)
+    assert (batch.status, [fault.code for fault in batch.faults]) == (BatchStatus.FAILED, ["plan_lost", "invalid_url"])
+    assert batch.failed_at
+    outputs, errors = await bench.records(batch_id)
+    assert (names(outputs), names(errors)) == (["done"], ["bad"])
+    assert (batch.output_file_id, batch.error_file_id) == (output_file_id(batch_id), error_file_id(batch_id))
+    assert [row.status for row in await bench.bus.outbox.read()] == ["failed"]
+    at_work = line_job_id(batch_id, 2)
+
+    async def has_stopped() -> bool:
+        job = await bench.bus.queue.record(at_work)
+        return job is None or job.status.is_ended
+
+    await until(has_stopped)
+    assert await bench.bus.batches.due() == []
+
+
+async def test_a_file_whose_planner_is_killed_each_time_fails_its_batch(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    batch_id = await bench.made([say("a", "say " + "x" * 1000)])
+    monkeypatch.setattr(validation, "LARGE", 1000)
+    killed = tmp_path / "killed"
+    killed.write_text("#!/bin/sh\nkill -KILL $$\n")
+    killed.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(killed))
+    hold = await bench.held(batch_id)
+    for _ in range(validation.MAX_KILLED - 1):
+        with pytest.raises(ChildProcessError):
+            await bench.work.step(hold)
+    await bench.work.step(hold)
+    batch = await bench.batch(batch_id)
+    assert (batch.status, batch.faults[0].code) == (BatchStatus.FAILED, "validation_failed")
 
 
 async def test_a_batch_goes_on_when_its_file_is_deleted_after_validation(bench: Bench) -> None:
