@@ -194,6 +194,8 @@ async def _asked(context: Context, fields: JobFields) -> tuple[Ask, str]:
         raise _inside_body(error) from None
     if ask.is_stream:
         raise bad_field("body.stream", "a job is streamed by its events")
+    if ask.webhook:
+        raise bad_field("body.webhook", "that of a job stands beside 'body'")
     return ask, model
 
 

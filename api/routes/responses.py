@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -30,8 +30,10 @@ from api.schemas.responses.fields import Asked, ResponseFields, asked_of
 from api.schemas.responses.shape import ResponseShape
 from api.schemas.strict import ClientFields, read
 from api.synchronous import answer_to
+from api.webhooks.asked import webhook_of
 from shared.errors import InvalidRequest, UnknownJob
 from shared.jobs import Job, JobRecord, JobStatus, Lane
+from shared.webhooks import RESPONSE_EVENTS
 
 ENDPOINTS = ("/v1/responses", "/responses")
 
@@ -55,10 +57,10 @@ class RetrieveFields(ClientFields):
 )
 async def create(request: Request) -> ASGIApp:
     context = context_of(request)
-    fields, ask = await read_as(request, context.max_body, lambda fields: (fields, responses.response(fields)))
+    ask = await read_as(request, context.max_body, responses.response)
     if not ask.is_background:
         return await answer_to(request, ask)
-    record = await _begun(request, ask, fields)
+    record = await _begun(request, ask)
     return _response_or_events(context, record, is_stream=ask.is_stream)
 
 
@@ -121,7 +123,7 @@ class ResponseEvents:
             await stream.run(KeptJob(reader), send, opening=shape.opening())
 
 
-async def _begun(request: Request, ask: Ask, fields: dict[str, Any]) -> JobRecord:
+async def _begun(request: Request, ask: Ask) -> JobRecord:
     """The job of a background response; with an idempotency key, perhaps one that was made before."""
     context, tenant = context_of(request), tenant_of(request)
     key = idempotency_key_of(request)
@@ -136,7 +138,8 @@ async def _begun(request: Request, ask: Ask, fields: dict[str, Any]) -> JobRecor
         endpoint=path_of(request),
         compat=context.dialect.name,
         is_durable=True,
-        body=kept_body(fields, ask),
+        body=kept_body(ask.kept_fields or {}, ask),
+        webhook=await webhook_of(context, ask.webhook, RESPONSE_EVENTS),
         metadata=dict(ask.metadata),
     )
     receipt = await enqueue(context, job, ask, key=key)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from api.framing import Framing
 from api.schemas.pictures import Album
+from api.schemas.webhook import WebhookFields
 from shared.events import Event, Finished
 from shared.jobs import Completion, Generation, Image, Lane, Media, Request
 
@@ -70,6 +71,8 @@ class Ask:
     """The client's JSON, from which an answer is rendered that can be asked for again; None of any other."""
     is_background: bool = False
     """Whether it goes on when the client leaves. Such a one is kept."""
+    webhook: WebhookFields | None = None
+    """Who is told of the end of one in the background."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     """Of a kept one."""
     album: Album = field(default_factory=Album)

@@ -24,8 +24,9 @@ def response(fields: dict[str, Any]) -> Ask:
         lane=typed.lane,
         is_stream=typed.stream,
         keep_alive_s=typed.keep_alive_s,
-        kept_fields=fields if typed.store else None,
+        kept_fields={name: value for name, value in fields.items() if name != "webhook"} if typed.store else None,
         is_background=typed.background,
+        webhook=typed.webhook,
         metadata=typed.metadata,
         album=asked.album,
     )

@@ -19,6 +19,7 @@ from api.schemas.responses.inputs import InputItem, messages_of
 from api.schemas.responses.tools import ToolFields, tool_use_of
 from api.schemas.sampling import Limit
 from api.schemas.strict import ClientFields, bad_field, by_hand, read
+from api.schemas.webhook import WebhookFields
 from shared.jobs import Chat, Constraint, Truncation
 
 WITH_LOGPROBS = "message.output_text.logprobs"
@@ -62,6 +63,7 @@ class ResponseFields(GenerationFields, ToolFields):
     truncation: Literal["auto", "disabled"] = "disabled"
     include: list[str] = []
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    webhook: WebhookFields | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -102,6 +104,8 @@ def asked_of(fields: dict[str, Any]) -> Asked:
         raise bad_field("n" if typed.n_cmpl is None else "n_cmpl", "a response is one answer")
     if typed.background and not typed.store:
         raise bad_field("background", "needs 'store': nobody waits for what nobody keeps")
+    if typed.webhook and not typed.background:
+        raise bad_field("webhook", "needs 'background': whoever waits for the answer need not be told of it")
     constraint, tool_use = _constraint(typed.text.format, fields), tool_use_of(typed)
     if tool_use is not None and constraint is not None and constraint.field in ("grammar", "regex"):
         raise bad_field(constraint.field, "cannot be used together with 'tools'")

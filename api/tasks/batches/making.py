@@ -16,6 +16,7 @@ import structlog
 from api.images import Images
 from api.schemas.ask import Ask
 from api.schemas.dialect import DIALECTS
+from api.schemas.strict import bad_field
 from api.tasks.batches.plan import PlannedLine, PlanText, read_plan_text
 from api.tasks.batches.weighing import OVERHEAD, weight_of
 from shared.batches import Batch, line_job_id
@@ -76,7 +77,10 @@ class Maker:
 
 def ask_of_line(batch: Batch, planned: PlannedLine) -> Ask:
     """Raises what the path's reader raises."""
-    return DIALECTS[batch.compat].readers[planned.url](planned.body)
+    ask = DIALECTS[batch.compat].readers[planned.url](planned.body)
+    if ask.webhook:
+        raise bad_field("webhook", "a batch may have one, its lines have none")
+    return ask
 
 
 def _said(batch: Batch, planned: PlannedLine, error: Exception) -> SlotstreamError:

@@ -397,6 +397,8 @@ async def test_a_key_that_cannot_be_kept_is_refused(api: Api) -> None:
     assert refused_field(await api.client.post("/v1/jobs", json=completion("say a"), headers=twice))
 
 
+WEBHOOK = {"url": "https://93.184.215.14/", "secret": "whsec_" + "QUFB" * 10}
+BACKGROUND = {"input": "x", "background": True}
 BAD_JOBS: list[tuple[dict[str, Any], int, str]] = [
     ({}, 400, "endpoint"),
     ({"endpoint": "/completion"}, 400, "body"),
@@ -423,6 +425,11 @@ BAD_JOBS: list[tuple[dict[str, Any], int, str]] = [
     (completion("a", metadata=[]), 400, "metadata"),
     (completion("a", webhook="http://x"), 400, "webhook"),
     (completion("a", webhook={"url": "http://x"}), 400, "webhook.secret"),
+    (
+        {"endpoint": "/v1/responses", "body": BACKGROUND | {"webhook": WEBHOOK}},
+        400,
+        "body.webhook",
+    ),
 ]
 
 

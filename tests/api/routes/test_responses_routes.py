@@ -303,6 +303,38 @@ async def test_a_bad_request_makes_nothing(api: Api, worker: ScriptedWorker) -> 
     assert worker.taken == []
 
 
+SECRET = "whsec_" + "QUFB" * 10
+WEBHOOK = {"url": "https://93.184.215.14/done", "secret": SECRET}
+
+
+@pytest.mark.parametrize(
+    ("webhook", "more", "field"),
+    [
+        (WEBHOOK, {}, "webhook"),
+        (WEBHOOK | {"url": "https://10.0.0.1/"}, {"background": True}, "webhook.url"),
+        (WEBHOOK | {"events": ["job.succeeded"]}, {"background": True}, "webhook.events"),
+        ({"url": WEBHOOK["url"]}, {"background": True}, "webhook.secret"),
+        ("https://93.184.215.14/done", {"background": True}, "webhook"),
+    ],
+)
+async def test_a_bad_webhook_is_refused_by_the_name_of_its_field(
+    api: Api, worker: ScriptedWorker, webhook: Any, more: dict[str, Any], field: str
+) -> None:
+    body = {"input": "say a", "webhook": webhook, **more}
+    assert refused(await api.client.post("/v1/responses", json=body)) == (400, field)
+    assert worker.taken == []
+
+
+async def test_a_response_has_its_webhook_and_shows_nothing_of_it(api: Api, bus: Bus) -> None:
+    response = await make(api, "say a", background=True, webhook=WEBHOOK)
+    record = await bus.queue.record(response["id"].replace("resp_", "job_"))
+    assert record is not None and record.webhook is not None and record.body is not None
+    assert record.webhook.url == WEBHOOK["url"]
+    assert record.webhook.secret.value.get_secret_value() == SECRET
+    assert "webhook" not in record.body
+    assert "webhook" not in await get(api, response["id"])
+
+
 async def test_the_same_key_is_the_same_background_response(api: Api) -> None:
     body, headers = {"input": "say a", "background": True}, {"Idempotency-Key": "k"}
     first, second = [(await api.client.post("/v1/responses", json=body, headers=headers)).json() for _ in range(2)]

@@ -23,6 +23,8 @@ from shared.jobs import Compat
 from tests.api.scripted_worker import ScriptedWorker
 from tests.api.tasks.batches.conftest import Bench, bench_of, jsonl, line, names, say, until
 
+WEBHOOK = {"url": "https://93.184.215.14/", "secret": "whsec_" + "QUFB" * 10}
+
 
 async def test_each_line_is_answered_as_its_path_would_have_answered_it(bench: Bench) -> None:
     lines = [
@@ -80,9 +82,10 @@ async def test_lines_that_fail_do_so_as_over_http_and_the_others_succeed(bench: 
             say("bad type", model="tiny", n_predict="many"),
             say("too long", "long", model="tiny"),
             say("unknown model", model="nobody"),
+            line("own webhook", "/v1/responses", model="tiny", input="x", background=True, webhook=WEBHOOK),
         ]
         batch = await bench.ended(batch_id := await bench.made(lines))
-    assert (batch.status, batch.n_total, batch.n_completed, batch.n_failed) == (BatchStatus.COMPLETED, 6, 3, 3)
+    assert (batch.status, batch.n_total, batch.n_completed, batch.n_failed) == (BatchStatus.COMPLETED, 7, 3, 4)
     outputs, errors = await bench.records(batch_id)
     assert names(outputs) == ["good 1", "good 2", "good 3"]
     told = {record["custom_id"]: record for record in errors}
@@ -91,8 +94,10 @@ async def test_lines_that_fail_do_so_as_over_http_and_the_others_succeed(bench: 
         "bad type": 400,
         "too long": 400,
         "unknown model": 404,
+        "own webhook": 400,
     }
     assert bodies["bad type"]["message"].startswith("Field 'n_predict'")
+    assert bodies["own webhook"]["param"] == "webhook"
     assert (bodies["too long"]["type"], bodies["too long"]["n_ctx"]) == ("exceed_context_size_error", 64)
     assert bodies["unknown model"]["type"] == "model_not_found"
     assert all(record["error"] is None for record in errors)
