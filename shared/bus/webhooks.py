@@ -118,7 +118,7 @@ class Webhooks:
             *(endpoint.id, part(endpoint.tenant), endpoint.name, endpoint.url, json.dumps(endpoint.event_types)),
             *(SECRETS.dump_json(endpoint.secrets), MAX_ENDPOINTS),
         )
-        if not await self._run("endpoint_create", names, arguments):
+        if not await self._run("endpoints/create", names, arguments):
             raise InvalidRequest(f"There are {MAX_ENDPOINTS} webhook endpoints, and no more can be made.")
         return await self._known(endpoint.id)
 
@@ -132,7 +132,7 @@ class Webhooks:
             *(part(tenant), webhook.url, json.dumps(EVENT_TYPES), SECRETS.dump_json((webhook.secret,))),
             round(HIDDEN_S * 1000),
         )
-        await self._run("endpoint_hidden", (self._keys.endpoint(endpoint_id),), arguments)
+        await self._run("endpoints/hidden", (self._keys.endpoint(endpoint_id),), arguments)
         return await self._known(endpoint_id)
 
     async def record(self, endpoint_id: str, tenant: str | None = None) -> Endpoint | None:
@@ -179,13 +179,13 @@ class Webhooks:
         }
         pairs = [text for name, value in changed.items() if value is not None for text in (name, value)]
         arguments = (self._prefix(endpoint_id), endpoint_id, "1" if change.is_enabled else "0", *pairs)
-        return await self._changed(endpoint_id, "endpoint_update", arguments)
+        return await self._changed(endpoint_id, "endpoints/update", arguments)
 
     async def rotate(self, endpoint_id: str, secret: Secret, *, grace_s: float = 0.0) -> Endpoint:
         """`secret` signs from now on, and those before it for `grace_s` seconds more. Repeating it with the same one
         changes nothing. Raises UnknownWebhook and BusUnavailable."""
         arguments = (secret.value.get_secret_value(), round(grace_s * 1000), MAX_SECRETS)
-        return await self._changed(endpoint_id, "endpoint_rotate", arguments)
+        return await self._changed(endpoint_id, "endpoints/rotate", arguments)
 
     async def disable(self, endpoint_id: str, reason: str) -> None:
         """Nothing is sent there any more: what comes is given up at once, and what waits by the time that it would be
@@ -195,7 +195,7 @@ class Webhooks:
             self._keys.schedule(endpoint_id),
             self._keys.schedules(partition_in(endpoint_id, Kind.ENDPOINT)),
         )
-        await self._run("endpoint_disable", names, (endpoint_id, reason))
+        await self._run("endpoints/disable", names, (endpoint_id, reason))
         await self._settle(endpoint_id)
 
     async def rest(self, endpoint_id: str, until: float) -> None:
@@ -204,7 +204,7 @@ class Webhooks:
         Raises BusUnavailable.
         """
         arguments = (self._prefix(endpoint_id), endpoint_id, round(until * 1000))
-        await self._run("endpoint_rest", (self._keys.endpoint(endpoint_id),), arguments)
+        await self._run("endpoints/rest", (self._keys.endpoint(endpoint_id),), arguments)
 
     async def delete(self, endpoint_id: str, tenant: str) -> None:
         """With all its deliveries, as `disable` gives them up; nothing when there is none. Raises BusUnavailable."""
@@ -214,14 +214,14 @@ class Webhooks:
             self._keys.endpoints(partition, tenant),
             self._keys.schedules(partition),
         )
-        await self._run("endpoint_delete", names, (endpoint_id,))
+        await self._run("endpoints/delete", names, (endpoint_id,))
         await self._settle(endpoint_id)
 
     async def post(self, deliveries: Sequence[Delivery]) -> None:
         """Sends events on their way: each is due now, and once however often it is posted. To a disabled endpoint they
         are stored as given up; to one that is gone, not at all. Raises BusUnavailable."""
         calls = [
-            script("delivery_post").call(
+            script("deliveries/post").call(
                 (self._keys.endpoint(delivery.endpoint_id), self._keys.delivery(delivery.id)),
                 (
                     *(self._prefix(delivery.endpoint_id), delivery.endpoint_id, delivery.id, delivery.event_id),
@@ -231,12 +231,12 @@ class Webhooks:
             for delivery in deliveries
         ]
         if calls:
-            await run(self._link, script("delivery_post"), calls, tries=TRIES)
+            await run(self._link, script("deliveries/post"), calls, tries=TRIES)
 
     async def due(self, limit: int) -> list[str]:
         """Endpoints that have deliveries whose time has come, `limit` at most; where there are more, others come at the
         next call. Raises BusUnavailable."""
-        due = script("endpoints_due")
+        due = script("endpoints/due")
         calls = [
             due.call((self._keys.schedules(partition),), (limit, self._turn))
             for partition in range(self._keys.partitions)
@@ -252,7 +252,7 @@ class Webhooks:
         Raises BusUnavailable.
         """
         names = (self._keys.endpoint(endpoint_id), self._keys.schedule(endpoint_id))
-        takes_any, ids = await self._run("delivery_take", names, (self._prefix(endpoint_id), endpoint_id, limit))
+        takes_any, ids = await self._run("deliveries/take", names, (self._prefix(endpoint_id), endpoint_id, limit))
         if not takes_any:
             await self._settle(endpoint_id)
         return await self._read(name.decode() for name in ids)
@@ -269,7 +269,7 @@ class Webhooks:
             *(self._prefix(endpoint_id), endpoint_id, delivery_id, shown.to_json(), status.value, next_ms),
             *(self._keep_ms, MAX_ATTEMPTS, IS_DISABLED),
         )
-        await self._run("delivery_attempted", names, arguments)
+        await self._run("deliveries/attempted", names, arguments)
 
     async def delivery(self, delivery_id: str, endpoint_id: str | None = None) -> Delivery | None:
         """A delivery, of that endpoint if one is named. Raises BusUnavailable."""
@@ -340,7 +340,7 @@ class Webhooks:
 
     async def _replay(self, endpoint_id: str, ids: Sequence[str]) -> int:
         arguments = [self._prefix(endpoint_id), endpoint_id, str(self._keep_ms), *ids]
-        return int(await self._run("delivery_replay", (self._keys.endpoint(endpoint_id),), arguments))
+        return int(await self._run("deliveries/replay", (self._keys.endpoint(endpoint_id),), arguments))
 
     async def _check_takes_any(self, endpoint_id: str) -> None:
         endpoint = await self._known(endpoint_id)
@@ -352,7 +352,7 @@ class Webhooks:
         on."""
         names, until = (self._keys.endpoint(endpoint_id),), time.monotonic() + SETTLE_S
         arguments = (self._prefix(endpoint_id), endpoint_id, self._keep_ms, IS_DISABLED)
-        while await self._run("endpoint_settle", names, arguments) and time.monotonic() < until:
+        while await self._run("endpoints/settle", names, arguments) and time.monotonic() < until:
             pass
 
     async def _changed(self, endpoint_id: str, name: str, arguments: Sequence[str | int]) -> Endpoint:

@@ -218,10 +218,16 @@ def test_which_refusals_pass_by_themselves(words: str, expected: bool) -> None:
     assert is_refusal(ResponseError(words)) is expected
 
 
-SCRIPTS = sorted(path.stem for path in (Path(__file__).parents[3] / "shared/bus/scripts").glob("*.lua"))
+FOLDER = Path(__file__).parents[3] / "shared/bus/scripts"
+SCRIPTS = sorted(
+    path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.lua") if path.parent.name != "lib"
+)
 
 
-BEGINNINGS = ("enqueue", "accept", "endpoint_create", "endpoint_rotate", "endpoint_update", "delivery_replay")
+BEGINNINGS = (
+    *("enqueue", "accept", "batches/create", "batches/refuse", "files/create"),
+    *("endpoints/create", "endpoints/rotate", "endpoints/update", "deliveries/replay"),
+)
 """Refused when memory is full, so that what has begun can end."""
 
 
@@ -230,8 +236,9 @@ async def test_every_script_states_its_invariant_and_only_what_a_client_begins_n
     bus_settings: BusSettings, name: str
 ) -> None:
     lines = script(name).text.split("\n")
-    assert (lines[0] == "#!lua flags=allow-oom") is (name not in BEGINNINGS)
-    assert any(line.startswith(f"-- {name}: ") for line in lines)
+    assert (lines[0] == "#!lua") is (name in BEGINNINGS)
+    assert lines[0] in ("#!lua", "#!lua flags=allow-oom", "#!lua flags=no-writes")
+    assert any(line.startswith(f"-- {name.rpartition('/')[2]}: ") for line in lines)
     assert any(line.startswith("-- Invariant: ") for line in lines)
     async with Link(connection_factory(server_of(bus_settings), "test")) as link:
         assert await ask(link, [script(name).load]) == [script(name).sha.encode()]

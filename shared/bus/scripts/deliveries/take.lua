@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- delivery_take: the deliveries of an endpoint whose time has come.
+-- take: the deliveries of an endpoint whose time has come.
 -- Invariant: what is there is left as it is; only what has gone by itself is no longer waited for. Returns whether the
 -- endpoint takes any, and their ids; none while it rests.
 -- uses: clock delivery

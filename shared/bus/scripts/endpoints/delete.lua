@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- endpoint_delete: an endpoint is gone at once, and what there was for it soon.
+-- delete: an endpoint is gone at once, and what there was for it soon.
 -- Invariant: what is left of it is looked at until nothing is left.
 -- uses: delivery
 local endpoint, index, schedules = KEYS[1], KEYS[2], KEYS[3]

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- endpoint_settle: some of the deliveries of an endpoint that takes none are settled.
+-- settle: some of the deliveries of an endpoint that takes none are settled.
 -- Invariant: of one that is gone they are dropped, of a disabled one they are given up, so that a replay recovers them.
 -- Of any other, nothing changes. Returns how many may be left.
 -- uses: clock delivery

@@ -1,5 +1,5 @@
 #!lua
--- endpoint_create: a place where a tenant wants to be told.
+-- create: a place where a tenant wants to be told.
 -- Invariant: a tenant has no more of them than it may, and what its list names is there. Refused when memory is full.
 -- uses: clock
 local endpoint, index = KEYS[1], KEYS[2]

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- delivery_attempted: how a try went.
+-- attempted: how a try went.
 -- Invariant: each is logged once, of a delivery that is there. What was delivered stays so; what was given up is not
 -- pending again without a replay. An endpoint fails from its first failure after a success on.
 -- uses: clock delivery

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- endpoint_hidden: the endpoint of a webhook that a job or batch brought itself.
+-- hidden: the endpoint of a webhook that a job or batch brought itself.
 -- Invariant: it is in no list, and it goes by itself. Made when memory is full too, since what it is told of has
 -- happened. Who names it again means it: that is what enables it again.
 -- uses: clock

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- endpoints_due: endpoints that have deliveries whose time has come.
+-- due: endpoints that have deliveries whose time has come.
 -- Invariant: it changes nothing. With `turn` growing, each of them is named as often as any other, however many there
 -- are and however long some of them have been due.
 -- uses: clock

@@ -1,5 +1,5 @@
 #!lua
--- delivery_replay: deliveries are sent again from the start, with the ids and bytes that they have.
+-- replay: deliveries are sent again from the start, with the ids and bytes that they have.
 -- Invariant: only those of an endpoint that takes any; who asks for them ends its rest. Returns how many are due now;
 -- none when it is disabled or gone.
 -- uses: clock delivery

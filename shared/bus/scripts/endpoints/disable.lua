@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- endpoint_disable: nothing is sent to an endpoint any more until its tenant enables it.
+-- disable: nothing is sent to an endpoint any more until its tenant enables it.
 -- Invariant: the first reason stands, and what waits is looked at soon, to be given up.
 -- uses: clock
 local endpoint, schedule, schedules = KEYS[1], KEYS[2], KEYS[3]

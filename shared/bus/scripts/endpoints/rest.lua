@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- endpoint_rest: nothing is sent to an endpoint for a while.
+-- rest: nothing is sent to an endpoint for a while.
 -- Invariant: the longest rest counts, and what waits stays. A disabled endpoint has no need of one.
 -- uses: delivery
 local endpoint = KEYS[1]

@@ -1,5 +1,5 @@
 #!lua
--- endpoint_update: some of what its tenant says of an endpoint changes.
+-- update: some of what its tenant says of an endpoint changes.
 -- Invariant: only of one that is there, and what changes nothing leaves no trace. The failures of another address, or
 -- from before it was enabled, are not its own.
 -- uses: clock delivery

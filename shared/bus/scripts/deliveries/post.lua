@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- delivery_post: an event goes on its way to an endpoint.
+-- post: an event goes on its way to an endpoint.
 -- Invariant: once, however often it is said; to an endpoint that is there. To a disabled one it is given up at once, so
 -- that a replay recovers it. Taken when memory is full, since what it tells of has happened.
 -- uses: clock delivery

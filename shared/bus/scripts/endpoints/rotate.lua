@@ -1,5 +1,5 @@
 #!lua
--- endpoint_rotate: another secret signs from now on.
+-- rotate: another secret signs from now on.
 -- Invariant: it is the first and has no end; those before it sign until `grace_ms` from now at most, and never longer
 -- than they would have.
 -- uses: clock
