@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, PlainValidator, WithJsonSchema
 
 from api.schemas.jobs import WholeNumber
 from api.schemas.strict import ClientFields, bad_field, read
@@ -17,14 +17,23 @@ LEAST_LIFE_S, MOST_LIFE_S = 3600, 30 * 86400
 
 ANCHOR, SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 
-GIVEN = tuple(purpose for purpose in Purpose if purpose is not Purpose.BATCH_OUTPUT)
-"""Purposes that a client can give a file."""
+_GIVEN = tuple(purpose for purpose in Purpose if purpose is not Purpose.BATCH_OUTPUT)
+
+
+def _given(text: str) -> Purpose:
+    if text not in _GIVEN:
+        raise ValueError(f"must be one of {', '.join(_GIVEN)}")
+    return Purpose(text)
+
+
+GivenPurpose = Annotated[Purpose, PlainValidator(_given), WithJsonSchema({"type": "string", "enum": list(_GIVEN)})]
+"""One that a client can give a file."""
 
 
 class UploadFields(ClientFields):
     """The fields of `POST /v1/files` besides the file; forms have texts only."""
 
-    purpose: Purpose = Field(strict=False, json_schema_extra={"enum": list(GIVEN)})
+    purpose: GivenPurpose
     anchor: Literal["created_at"] | None = Field(None, alias=ANCHOR)
     seconds: WholeNumber | None = Field(None, alias=SECONDS, ge=LEAST_LIFE_S, le=MOST_LIFE_S)
 
@@ -47,8 +56,6 @@ class FileListFields(ClientFields):
 def read_upload(fields: Mapping[str, str]) -> UploadFields:
     """Raises InvalidRequest that names the field."""
     found = read(UploadFields, dict(fields))
-    if found.purpose not in GIVEN:
-        raise bad_field("purpose", f"must be one of {', '.join(GIVEN)}")
     if (found.anchor is None) != (found.seconds is None):
         raise bad_field(ANCHOR if found.anchor is None else SECONDS, "is needed with the other")
     return found

@@ -188,7 +188,7 @@ async def test_a_form_that_is_large_besides_its_file_is_refused(files: Api, fold
 
 REFUSED: dict[str, tuple[bytes, str, str]] = {
     "no purpose": (form(FILE), "purpose", "is needed"),
-    "an unknown purpose": (form(FILE, (b'name="purpose"', b"poetry")), "purpose", "'batch'"),
+    "an unknown purpose": (form(FILE, (b'name="purpose"', b"poetry")), "purpose", "must be one of assistants, batch, "),
     "a purpose of ours": (form(FILE, (b'name="purpose"', b"batch_output")), "purpose", "must be one of"),
     "two purposes": (form(FILE, PURPOSE, PURPOSE), "purpose", "given twice"),
     "a purpose that is no text": (form(FILE, (b'name="purpose"', b"\xff")), "purpose", "UTF-8"),
