@@ -59,7 +59,7 @@ async def work(settings: TasksSettings, trade: Trade, ctx: dict[str, Any]) -> No
             await asyncio.wait((main,))  # not `await main`: a cancel of ours would go to it, where it may be lost
             await main
         finally:
-            await _end(main, worker)
+            await _done(asyncio.create_task(_end(main, worker)))
 
 
 @asynccontextmanager
@@ -108,6 +108,19 @@ async def _end(main: asyncio.Task[None], worker: Worker) -> None:
     for task in (main, *worker.tasks.values()):
         if not task.cancelled():
             task.exception()  # looked at: why it fell is said by whoever waited for it
+
+
+async def _done(ending: asyncio.Task[None]) -> None:
+    """Waits for it, however often this is cancelled meanwhile: what is still at work would outlive us."""
+    is_cancelled = False
+    while not ending.done():
+        try:
+            await asyncio.wait((ending,))
+        except asyncio.CancelledError:
+            is_cancelled = True
+    ending.result()
+    if is_cancelled:
+        raise asyncio.CancelledError
 
 
 def _serializers() -> dict[str, Callable[[Any], Any]]:

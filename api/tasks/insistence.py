@@ -7,7 +7,8 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TypeVar
 
-CANCEL_EVERY_S = 0.2
+CANCEL_EVERY_S = 3.0
+"""Longer than any work takes to leave in good order, which a second cancel would cut off."""
 
 Made = TypeVar("Made")
 
