@@ -198,12 +198,12 @@ class Webhooks:
         await self._run("endpoints/disable", names, (endpoint_id, reason))
         await self._settle(endpoint_id)
 
-    async def rest(self, endpoint_id: str, until: float) -> None:
-        """Nothing is sent there until then, Unix seconds, or until its tenant changes the URL or asks for a replay.
+    async def rest(self, endpoint_id: str, for_s: float) -> None:
+        """Nothing is sent there for that time, or until its tenant changes the URL or asks for a replay.
 
         Raises BusUnavailable.
         """
-        arguments = (self._prefix(endpoint_id), endpoint_id, round(until * 1000))
+        arguments = (self._prefix(endpoint_id), endpoint_id, round(for_s * 1000))
         await self._run("endpoints/rest", (self._keys.endpoint(endpoint_id),), arguments)
 
     async def delete(self, endpoint_id: str, tenant: str) -> None:
@@ -258,15 +258,15 @@ class Webhooks:
         return await self._read(name.decode() for name in ids)
 
     async def attempted(
-        self, delivery_id: str, endpoint_id: str, attempt: Attempt, *, status: DeliveryStatus, next_at: float | None
+        self, delivery_id: str, endpoint_id: str, attempt: Attempt, *, status: DeliveryStatus, after_s: float | None
     ) -> None:
-        """How a try went, and what the delivery is now: pending until `next_at`, or over. Saying it again with the same
-        attempt changes nothing. Raises BusUnavailable."""
+        """How a try went, and what the delivery is now: pending and due after that time, or over. Saying it again with
+        the same attempt changes nothing. Raises BusUnavailable."""
         shown = attempt.model_copy(update={"response": attempt.response[:MAX_RESPONSE]})
-        next_ms = "" if next_at is None else str(round(next_at * 1000))
+        after_ms = "" if after_s is None else round(after_s * 1000)
         names = (self._keys.endpoint(endpoint_id), self._keys.delivery(delivery_id))
         arguments = (
-            *(self._prefix(endpoint_id), endpoint_id, delivery_id, shown.to_json(), status.value, next_ms),
+            *(self._prefix(endpoint_id), endpoint_id, delivery_id, shown.to_json(), status.value, after_ms),
             *(self._keep_ms, MAX_ATTEMPTS, IS_DISABLED),
         )
         await self._run("deliveries/attempted", names, arguments)

@@ -102,7 +102,7 @@ async def a_failed_delivery(bus: Bus, endpoint_id: str) -> str:
     delivery = Event("evt_0_00", "batch.completed", "batch_0_00", time.time()).to(endpoint_id)
     attempt = Attempt(at=time.time(), duration_ms=12, status_code=503, response="busy")
     await bus.webhooks.post([delivery])
-    await bus.webhooks.attempted(delivery.id, endpoint_id, attempt, status=DeliveryStatus.FAILED, next_at=None)
+    await bus.webhooks.attempted(delivery.id, endpoint_id, attempt, status=DeliveryStatus.FAILED, after_s=None)
     return delivery.id
 
 

@@ -78,13 +78,12 @@ class Turn:
         told = consequence(
             tried.attempt, delivery, endpoint, retry_after=tried.retry_after, luck=random.uniform(-1.0, 1.0)
         )
-        now = time.time()
         await self._bus.webhooks.attempted(
             delivery.id,
             endpoint.id,
             tried.attempt,
             status=told.status,
-            next_at=None if told.after_s is None else now + told.after_s,
+            after_s=told.after_s,
         )
         if told.status is DeliveryStatus.DELIVERED:
             self._paces.widen(endpoint.id)
@@ -102,7 +101,7 @@ class Turn:
         elif told.rest_s:
             self._is_cut_short = True
             self._paces.narrow(endpoint.id)
-            await self._bus.webhooks.rest(endpoint.id, now + told.rest_s)
+            await self._bus.webhooks.rest(endpoint.id, told.rest_s)
         elif tried.attempt.status_code is None:
             self._paces.narrow(endpoint.id)
 

@@ -110,7 +110,7 @@ async def delivered(bus: Bus, endpoint: dict[str, Any], count: int, status: Deli
     code = 200 if status is DeliveryStatus.DELIVERED else 503
     for each in deliveries:
         attempt = Attempt(at=time.time(), duration_ms=7, status_code=code, response="é")
-        await bus.webhooks.attempted(each.id, each.endpoint_id, attempt, status=status, next_at=None)
+        await bus.webhooks.attempted(each.id, each.endpoint_id, attempt, status=status, after_s=None)
     return deliveries
 
 

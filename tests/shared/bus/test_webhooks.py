@@ -64,11 +64,11 @@ async def attempted(
     delivery: Delivery,
     status: DeliveryStatus,
     *,
-    next_at: float | None = None,
+    after_s: float | None = None,
     attempt: Attempt | None = None,
 ) -> None:
     attempt = attempt or an_attempt(200 if status is DELIVERED else 500)
-    await bus.webhooks.attempted(delivery.id, delivery.endpoint_id, attempt, status=status, next_at=next_at)
+    await bus.webhooks.attempted(delivery.id, delivery.endpoint_id, attempt, status=status, after_s=after_s)
 
 
 async def statuses(bus: Bus, endpoint: Endpoint) -> list[DeliveryStatus]:
@@ -218,11 +218,11 @@ class TestDeliveries:
     async def test_a_failed_attempt_waits_for_its_next(self, bus: Bus) -> None:
         made = await an_endpoint(bus)
         first, second = await posted(bus, made, 2)
-        await attempted(bus, first, PENDING, next_at=time.time() + LATER_S)
+        await attempted(bus, first, PENDING, after_s=LATER_S)
         assert [taken.id for taken in await bus.webhooks.take(made.id, 10)] == [second.id]
-        await attempted(bus, second, PENDING, next_at=time.time() + LATER_S)
+        await attempted(bus, second, PENDING, after_s=LATER_S)
         assert await bus.webhooks.due(10) == [] and await bus.webhooks.take(made.id, 10) == []
-        await attempted(bus, first, PENDING, next_at=time.time() - 1)
+        await attempted(bus, first, PENDING, after_s=-1)
         assert await bus.webhooks.due(10) == [made.id]
         [taken] = await bus.webhooks.take(made.id, 10)
         assert taken.n_attempts == 2 and [attempt.status_code for attempt in taken.attempts] == [500, 500]
@@ -236,7 +236,7 @@ class TestDeliveries:
             assert found
             return found.failing_since
 
-        await attempted(bus, deliveries[0], PENDING, next_at=0)
+        await attempted(bus, deliveries[0], PENDING, after_s=0)
         first = await failing_since()
         await attempted(bus, deliveries[0], FAILED)
         assert first is not None and await failing_since() == first
@@ -253,7 +253,7 @@ class TestDeliveries:
         made = await an_endpoint(bus)
         [delivery] = await posted(bus, made)
         await attempted(bus, delivery, DELIVERED)
-        await attempted(bus, delivery, PENDING, next_at=0)
+        await attempted(bus, delivery, PENDING, after_s=0)
         await attempted(bus, delivery, FAILED)
         assert await statuses(bus, made) == [DELIVERED] and await bus.webhooks.due(10) == []
 
@@ -261,7 +261,7 @@ class TestDeliveries:
         made = await an_endpoint(bus)
         [delivery] = await posted(bus, made)
         await attempted(bus, delivery, FAILED)
-        await attempted(bus, delivery, PENDING, next_at=0)
+        await attempted(bus, delivery, PENDING, after_s=0)
         assert await statuses(bus, made) == [FAILED] and await bus.webhooks.due(10) == []
         await attempted(bus, delivery, DELIVERED)
         assert await statuses(bus, made) == [DELIVERED]
@@ -271,7 +271,7 @@ class TestDeliveries:
         [delivery] = await posted(bus, made)
         for number in range(MAX_ATTEMPTS + 3):
             attempt = an_attempt(500 + number, "é" * 10_000)
-            await attempted(bus, delivery, PENDING, next_at=0, attempt=attempt)
+            await attempted(bus, delivery, PENDING, after_s=0, attempt=attempt)
         found = await bus.webhooks.delivery(delivery.id)
         assert found and found.n_attempts == MAX_ATTEMPTS + 3
         assert [attempt.status_code for attempt in found.attempts] == list(range(503, 503 + MAX_ATTEMPTS))
@@ -293,21 +293,21 @@ class TestDeliveries:
             lambda: bus.webhooks.update(made.id, EndpointChange(url="https://example.org")),
             lambda: bus.webhooks.replay(delivery.id),
         ):
-            await bus.webhooks.rest(made.id, time.time() + LATER_S)
-            await bus.webhooks.rest(made.id, time.time() - 1)
+            await bus.webhooks.rest(made.id, LATER_S)
+            await bus.webhooks.rest(made.id, -1)
             await posted(bus, made)
             assert await bus.webhooks.due(10) == [] and await bus.webhooks.take(made.id, 10) == []
             await end_it()
             assert await bus.webhooks.due(10) == [made.id] and await bus.webhooks.take(made.id, 10)
-        await bus.webhooks.rest(made.id, time.time() - 1)
+        await bus.webhooks.rest(made.id, -1)
         assert await bus.webhooks.due(10) == [made.id] and await bus.webhooks.take(made.id, 10)
 
     async def test_no_rest_keeps_a_disabled_endpoint_from_being_settled(self, bus: Bus, behind: Behind) -> None:
         made = await an_endpoint(bus)
         await posted(bus, made)
-        await bus.webhooks.rest(made.id, time.time() + LATER_S)
+        await bus.webhooks.rest(made.id, LATER_S)
         await bus.webhooks.disable(made.id, "x")
-        await bus.webhooks.rest(made.id, time.time() + LATER_S)
+        await bus.webhooks.rest(made.id, LATER_S)
         assert await statuses(bus, made) == [FAILED]
         assert not await behind.client.hexists(behind.keys.endpoint(made.id), "rest_ms")
 
@@ -340,7 +340,7 @@ class TestDisabledEndpoints:
     async def test_what_waits_and_what_comes_is_given_up_and_a_replay_recovers_it(self, bus: Bus) -> None:
         made = await an_endpoint(bus)
         waiting = await posted(bus, made, 3)
-        await attempted(bus, waiting[0], PENDING, next_at=time.time() + LATER_S)
+        await attempted(bus, waiting[0], PENDING, after_s=LATER_S)
         await bus.webhooks.disable(made.id, "it answered 410")
         await bus.webhooks.disable(made.id, "another reason")
         [coming] = await posted(bus, made)
@@ -366,10 +366,10 @@ class TestDisabledEndpoints:
     ) -> None:
         made = await an_endpoint(bus)
         tried, other = await posted(bus, made, 2)
-        await attempted(bus, other, PENDING, next_at=time.time() + LATER_S)
+        await attempted(bus, other, PENDING, after_s=LATER_S)
         # As a process leaves it that dies before it settles anything.
         await behind.client.hset(behind.keys.endpoint(made.id), mapping={"disabled_ms": 1, "disabled_reason": "x"})
-        await attempted(bus, tried, PENDING, next_at=time.time() + LATER_S)
+        await attempted(bus, tried, PENDING, after_s=LATER_S)
         found = await bus.webhooks.delivery(tried.id)
         assert found and (found.status, found.reason, found.n_attempts) == (FAILED, IS_DISABLED, 1)
         assert await bus.webhooks.due(10) == [made.id] and await bus.webhooks.take(made.id, 10) == []
@@ -379,7 +379,7 @@ class TestDisabledEndpoints:
         made = await an_endpoint(bus)
         [delivery] = await posted(bus, made)
         await behind.client.delete(behind.keys.endpoint(made.id), behind.keys.endpoints(0, "default"))
-        await attempted(bus, delivery, PENDING, next_at=0)
+        await attempted(bus, delivery, PENDING, after_s=0)
         assert not await behind.client.exists(behind.keys.endpoint(made.id))
         assert await bus.webhooks.take(made.id, 10) == [] and await statuses(bus, made) == []
 
@@ -387,7 +387,7 @@ class TestDisabledEndpoints:
     async def test_what_a_crash_left_is_settled_when_it_is_taken(self, bus: Bus, behind: Behind, what: str) -> None:
         made = await an_endpoint(bus)
         deliveries = await posted(bus, made, 3)
-        await attempted(bus, deliveries[0], PENDING, next_at=time.time() + LATER_S)
+        await attempted(bus, deliveries[0], PENDING, after_s=LATER_S)
         # As a process leaves it that dies right after the script.
         if what == "disabled":
             await behind.client.hset(behind.keys.endpoint(made.id), mapping={"disabled_ms": 1, "disabled_reason": "x"})
@@ -415,7 +415,7 @@ class TestDisabledEndpoints:
     ) -> None:
         made = await an_endpoint(bus)
         await posted(bus, made, 450)
-        await bus.webhooks.rest(made.id, time.time() + LATER_S)
+        await bus.webhooks.rest(made.id, LATER_S)
         monkeypatch.setattr("shared.bus.webhooks.SETTLE_S", 0)
         await bus.webhooks.disable(made.id, "x")
         for n_failed in (100, 200, 300, 400, 450):
@@ -493,13 +493,13 @@ class TestTheLog:
         made = await an_endpoint(bus)
         ids = [delivery.id for delivery in await posted(bus, made, 450)]
         for delivery_id in ids[::45]:
-            await bus.webhooks.attempted(delivery_id, made.id, an_attempt(), status=FAILED, next_at=None)
+            await bus.webhooks.attempted(delivery_id, made.id, an_attempt(), status=FAILED, after_s=None)
         asked = partial(bus.webhooks.replay_all, made.id, None, None, [FAILED, PENDING], most=200)
         first = await asked()
         assert first.n_replayed == 200 and first.next
         last = first.next.partition("-")[2]
         await bus.webhooks.attempted(
-            last, made.id, an_attempt(), status=DELIVERED, next_at=None
+            last, made.id, an_attempt(), status=DELIVERED, after_s=None
         )  # it may end meanwhile
         second = await asked(after=first.next)
         assert second.n_replayed == 200 and second.next
@@ -519,7 +519,7 @@ async def test_nothing_happens_twice_when_replies_are_lost(cutter: tuple[Cutter,
     cut.n_to_cut = 1
     await bus.webhooks.post([delivery])
     cut.n_to_cut = 1
-    await attempted(bus, delivery, PENDING, next_at=0, attempt=attempt)
+    await attempted(bus, delivery, PENDING, after_s=0, attempt=attempt)
     cut.n_to_cut = 1
     rotated = await bus.webhooks.rotate(made.id, secret, grace_s=100)
     assert cut.n_cuts == 4

@@ -5,7 +5,7 @@
 -- uses: clock delivery
 local endpoint, delivery = KEYS[1], KEYS[2]
 local prefix, endpoint_id, id = ARGV[1], ARGV[2], ARGV[3]
-local attempt, status, next_ms, keep_ms, most = ARGV[4], ARGV[5], ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8])
+local attempt, status, after_ms, keep_ms, most = ARGV[4], ARGV[5], ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8])
 local why_disabled = ARGV[9]
 
 local was, owner, n_logged = unpack(redis.call('HMGET', delivery, 'status', 'endpoint', 'n_logged'))
@@ -31,7 +31,7 @@ if status == 'delivered' or (status == 'failed' and was == 'pending') then
 elseif was == 'pending' and redis.call('HEXISTS', endpoint, 'disabled_ms') == 1 then
   end_delivery(prefix, endpoint_id, id, 'failed', now, keep_ms, why_disabled)
 elseif was == 'pending' then
-  schedule_delivery(prefix, endpoint_id, id, next_ms)
+  schedule_delivery(prefix, endpoint_id, id, now + after_ms)
 end
 announce(prefix, endpoint_id)
 keep_hidden(prefix, endpoint_id, keep_ms)

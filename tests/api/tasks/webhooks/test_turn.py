@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from structlog.testing import capture_logs
 from api.tasks.webhooks import turn
 from api.tasks.webhooks.pace import MAX_KNOWN, WIDEST, Paces
 from api.tasks.webhooks.turn import Turn
+from api.webhooks import attempt
 from api.webhooks.signing import Forged, new_secret
 from shared.bus import Bus, EndpointChange
 from shared.errors import BusUnavailable
@@ -65,6 +67,22 @@ async def test_each_attempt_is_there_to_be_looked_at(bus: Bus, post: Post, futur
     assert state.n_attempts == 2
     assert state.next_at is not None and 250 < state.next_at - time.time() < 350
     assert (await post.whole(endpoint)).failing_since is not None
+
+
+@pytest.mark.parametrize("error_s", [-7200, 7200])
+async def test_a_machine_whose_clock_is_wrong_tries_again_when_it_is_time(
+    post: Post, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, error_s: float
+) -> None:
+    """Else one that is slow would use up all attempts in a moment."""
+    clock = time.time
+    monkeypatch.setattr(attempt, "time", SimpleNamespace(time=lambda: clock() + error_s, monotonic=time.monotonic))
+    endpoint = await post.endpoint(receiver.url())
+    receiver.script = [status(500)]
+    [delivery] = await post.send(endpoint)
+    await post.turn(endpoint)
+    state = await post.state(delivery)
+    assert state.attempts[0].at == pytest.approx(clock() + error_s, abs=30)
+    assert 3 < (state.next_at or 0) - state.created_at < 30
 
 
 @pytest.mark.parametrize("code", [302, 400, 500])
