@@ -170,8 +170,12 @@ class StoreSettings(StoreUrlSettings):
         le=10 * 365 * 86400,
         description="seconds for which files are kept that name no time of their own, and batches after their end",
     )
-    batch_in_flight: Annotated[int, Flag("--batch-in-flight")] = Field(
-        1000, ge=1, le=100_000, description="lines of one batch that are in the queue or at work at any time"
+    batch_in_flight: Annotated[int | None, Flag("--batch-in-flight")] = Field(
+        None,
+        ge=1,
+        le=100_000,
+        description="lines of one batch that are in the queue or at work at any time; by default 256, or two for each"
+        " slot of all workers if that is more",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import aclosing
 
+from api.fleet import Fleet
 from api.tasks.batches.making import Made, Maker
 from api.tasks.batches.plan import read_on
 from api.tasks.batches.weighing import MAX_WEIGHT, Weights
@@ -20,19 +21,30 @@ server does nothing else."""
 TURN_S = 1.0
 """After which others have their turn."""
 
+IN_FLIGHT = 256
+"""Lines of a batch that are on their way when nobody says how many. They last while tasks are started anew, and another
+batch of the same tenant waits for them."""
+FOR_A_SLOT = 2
+"""Of these, at least: one at work, and the next."""
+
 LEAST_DEADLINE_S = 0.01
 
 
 class Feeding:
-    def __init__(self, bus: Bus, store: Store, maker: Maker, most: int) -> None:
-        """`most`: lines of a batch that are on their way."""
-        self._bus, self._store, self._maker, self._most = bus, store, maker, most
+    def __init__(self, bus: Bus, store: Store, maker: Maker, fleet: Fleet, most: int | None) -> None:
+        """`most`: lines of a batch that are on their way; None: as many as suit the fleet."""
+        self._bus, self._store, self._maker, self._fleet, self._given_most = bus, store, maker, fleet, most
         self.weights = Weights()
+
+    @property
+    def most(self) -> int:
+        return self._given_most or max(IN_FLIGHT, FOR_A_SLOT * len(self._fleet.slots()))
 
     async def run(self, hold: Hold, batch: Batch, now: float) -> float | None:
         """Returns the seconds after which more can go in any case; None: when some of those on their way are there, or
         there are no more. `now` is the bus's. Raises UnknownFile, StoreUnavailable and BusUnavailable."""
-        if batch.n_fed == batch.n_planned or batch.n_in_flight >= self._most:
+        most = self.most
+        if batch.n_fed == batch.n_planned or batch.n_in_flight >= most:
             return None
         weight = self.weights.of(batch, await self._bus.batches.flights(batch.id))
         made: list[Made] = []
@@ -49,7 +61,7 @@ class Feeding:
                     break
                 made.append(line)
                 n_lines, weight = n_lines + 1, weight + line.weight
-                if n_lines >= self._most:
+                if n_lines >= most:
                     break
                 if len(made) >= AT_ONCE or sum(each.weight for each in made) > BYTES_AT_ONCE:
                     if (wait_s := await self._feed(hold, made)) is not None:

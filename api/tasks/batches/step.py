@@ -57,7 +57,7 @@ class Work:
         self._batches = bus.batches
         self._retention_s = settings.file_retention_s
         self._validation = Validation(bus, store, settings)
-        self._feeding = Feeding(bus, store, Maker(images), settings.batch_in_flight)
+        self._feeding = Feeding(bus, store, Maker(images), images.fleet, settings.batch_in_flight)
         self._collecting = Collecting(bus, store)
 
     async def step(self, hold: Hold) -> Rest:

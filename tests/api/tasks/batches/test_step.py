@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from api.schemas.dialect import DIALECTS, TODAY
-from api.tasks.batches import step, validation
+from api.tasks.batches import feeding, step, validation
 from api.tasks.batches.making import LARGE
 from shared.batches import BatchStatus, Usage, error_file_id, line_job_id, output_file_id, plan_object
 from shared.errors import StoreUnavailable, UnknownFile
@@ -309,6 +309,18 @@ async def test_no_more_lines_are_on_their_way_than_are_allowed(bench: Bench, wor
         assert (batch.n_fed, batch.n_in_flight) == (3, 3)
     worker.go.set()
     assert (await bench.ended(batch_id, work)).n_completed == 10
+
+
+async def test_each_slot_has_a_line_at_work_and_one_behind_it_however_many_slots_there_are(
+    bench: Bench, worker: ScriptedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeding, "IN_FLIGHT", 3)
+    async with ScriptedWorker(bench.bus, worker_id="w2", n_slots=2):
+        await bench.images.fleet.look()
+        assert worker.n_slots == 8
+        batch = await bench.step(await bench.made([say(str(n), "hold a|b") for n in range(40)]))
+        assert batch.n_in_flight == 2 * (8 + 2)
+        worker.go.set()
 
 
 async def test_nor_do_they_weigh_more_and_a_heavy_one_goes_alone(
