@@ -19,21 +19,24 @@ from shared.bus.address import server_of
 from shared.bus.annex import Annex
 from shared.bus.batches import Batches, BatchPage, BatchReceipt, Remains
 from shared.bus.batchsteps import MAX_COLLECTED, EndedLine, Fed, FedLine, Refusal, Unfed
+from shared.bus.claims import Chunk, Claimed, Lease, Verdict, Wake, Wanted
 from shared.bus.cluster import ClusterLink, ClusterSubscriber
 from shared.bus.connect import Link, Sender, connection_factory, distrust
 from shared.bus.embedded import EmbeddedServer
+from shared.bus.endpoints import EndpointChange, EndpointPage
 from shared.bus.files import FilePage, Files
 from shared.bus.holds import Due, Hold
+from shared.bus.jobrecords import JobPage
 from shared.bus.keys import Keys
 from shared.bus.lease import LeaseKeeper
 from shared.bus.outbox import Outbox, OutboxRow
 from shared.bus.presence import AdapterCard, ModelCard, Presence, Recent, SlotState, WorkerState
-from shared.bus.queue import Chunk, Claimed, JobPage, Lease, Queue, Receipt, Verdict, Wake, Wanted
+from shared.bus.queue import Queue, Receipt
 from shared.bus.script import ask
 from shared.bus.subscriber import Listener, Subscriber
 from shared.bus.tally import Tally
 from shared.bus.tokenlog import LogEvent, Reader, TokenLog
-from shared.bus.webhooks import DeliveryPage, EndpointChange, EndpointPage, Replayed, Webhooks
+from shared.bus.webhooks import DeliveryPage, Replayed, Webhooks
 from shared.errors import BusUnavailable
 from shared.settings import BusSettings, ConfigError
 from shared.store import Store

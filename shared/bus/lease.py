@@ -20,8 +20,8 @@ from redis.exceptions import NoScriptError, RedisError
 
 from shared.bus.address import server_of
 from shared.bus.blocking import BlockingClients
+from shared.bus.claims import Lease
 from shared.bus.keys import Keys, part
-from shared.bus.queue import Lease
 from shared.bus.script import script
 from shared.jobs import partition_of
 from shared.settings import BusSettings

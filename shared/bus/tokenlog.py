@@ -15,9 +15,9 @@ from typing import NamedTuple
 import structlog
 
 from shared.bus.annex import Annex
+from shared.bus.claims import TOKENS
 from shared.bus.connect import Reply, Sender
 from shared.bus.keys import Keys
-from shared.bus.queue import TOKENS
 from shared.bus.script import ask
 from shared.bus.subscriber import Inbox, Listener
 from shared.errors import BusUnavailable, StoreUnavailable, UnknownFile, UnknownJob, Unreadable

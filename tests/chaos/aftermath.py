@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from redis import Redis, ResponseError
 
+from shared.bus.claims import TOKENS
 from shared.bus.keys import Keys
-from shared.bus.queue import TOKENS
 from shared.events import Finished, Tokens
 from tests.conftest import keys_that_stay
 

@@ -406,7 +406,7 @@ class TestClaim:
         for sweep in (False, True, True):
             assert await bus.queue.claim("old", "m", ANY, sweep=sweep) == []
         assert await status_of(bus, job.id) is JobStatus.QUEUED
-        monkeypatch.setattr("shared.bus.queue.VERSION", VERSION + 1)
+        monkeypatch.setattr("shared.bus.claims.VERSION", VERSION + 1)
         claim = await claimed(bus, "new", sweep=True)
         assert (claim.job.id, claim.attempt, claim.deaths) == (job.id, 1, 0)
 
@@ -1049,8 +1049,8 @@ class TestPages:
     async def test_a_search_that_pauses_among_the_gone_goes_on(
         self, bus: Bus, behind: Behind, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("shared.bus.queue.PAGE_STEPS", 1)
-        monkeypatch.setattr("shared.bus.queue.PAGE_STEP", 4)
+        monkeypatch.setattr("shared.bus.jobrecords.PAGE_STEPS", 1)
+        monkeypatch.setattr("shared.bus.jobrecords.PAGE_STEP", 4)
         oldest = await queued(bus, is_durable=True)
         for _ in range(30):
             await queued(bus, is_durable=True)

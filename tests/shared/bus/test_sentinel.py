@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
 from shared.bus import Bus, Claimed, LeaseKeeper, Reader, Verdict, open_bus
-from shared.bus.queue import Chunk
+from shared.bus.claims import Chunk
 from shared.bus.taskpool import task_pool
 from shared.errors import BusUnavailable
 from shared.events import Finished, Tokens

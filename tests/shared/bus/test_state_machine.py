@@ -35,6 +35,7 @@ from redis import Redis, ResponseError
 from redis.asyncio import Redis as AsyncRedis
 
 from shared.bus import Chunk, Lease, LeaseKeeper, Receipt, Verdict, Wanted, open_bus
+from shared.bus import claims as claims_module
 from shared.bus import lease as lease_module
 from shared.bus import queue as queue_module
 from shared.bus.keys import Keys, part
@@ -424,7 +425,7 @@ def test_a_broken_script_is_noticed(
     assert text in whole
     broken = whole.replace(text, instead)
     scripts = {name: Script(broken, hashlib.sha1(broken.encode(), usedforsecurity=False).hexdigest())}
-    for module in (queue_module, lease_module):
+    for module in (queue_module, claims_module, lease_module):
         monkeypatch.setattr(module, "script", lambda which: scripts.get(which) or script(which))
     with pytest.raises((AssertionError, ResponseError)):
         explore(valkey_url, 500, phases=[Phase.generate])

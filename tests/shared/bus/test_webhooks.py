@@ -13,7 +13,8 @@ import pytest
 from pydantic import SecretStr
 
 from shared.bus import Bus, EndpointChange, open_bus
-from shared.bus.webhooks import IS_DISABLED, MAX_ATTEMPTS, MAX_ENDPOINTS, MAX_SECRETS
+from shared.bus.endpoints import IS_DISABLED, MAX_ENDPOINTS, MAX_SECRETS
+from shared.bus.webhooks import MAX_ATTEMPTS
 from shared.errors import InvalidRequest, UnknownWebhook
 from shared.ids import Kind, derived_id, new_id, partition_in
 from shared.settings import BusSettings
@@ -416,7 +417,7 @@ class TestDisabledEndpoints:
         made = await an_endpoint(bus)
         await posted(bus, made, 450)
         await bus.webhooks.rest(made.id, LATER_S)
-        monkeypatch.setattr("shared.bus.webhooks.SETTLE_S", 0)
+        monkeypatch.setattr("shared.bus.endpoints.SETTLE_S", 0)
         await bus.webhooks.disable(made.id, "x")
         for n_failed in (100, 200, 300, 400, 450):
             assert (await statuses(bus, made)).count(FAILED) == n_failed
