@@ -15,8 +15,9 @@ from typing import Any
 
 import structlog
 import uvloop
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.routing import BaseRoute, Route
 
 from api.access import Access
@@ -142,9 +143,9 @@ ROUTES: list[BaseRoute] = [
 ]
 
 
-def create_app(settings: ApiSettings) -> FastAPI:
+def create_app(settings: ApiSettings) -> Starlette:
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Any]]:
+    async def lifespan(app: Starlette) -> AsyncIterator[dict[str, Any]]:
         async with (
             open_store(settings.store_url.get_secret_value()) as store,
             open_bus(settings, name="api", store=store if settings.shared_store_url else None) as bus,
@@ -157,17 +158,14 @@ def create_app(settings: ApiSettings) -> FastAPI:
             yield {"context": Context(bus, fleet, outgoing, settings, Profiles(bus, fleet), store, tasks.create_task)}
             watch.cancel()
 
-    app = FastAPI(
-        title="slotstream",
+    keys, cors = Keys(keys_of(settings)), Cors(settings.cors_origins)
+    app = Starlette(
         routes=ROUTES,
-        lifespan=lifespan,
-        redirect_slashes=False,
-        openapi_url=None,
+        middleware=[Middleware(Access, keys=keys, cors=cors, prefix=settings.api_prefix)],
         exception_handlers={SlotstreamError: on_error, HTTPException: on_error},
+        lifespan=lifespan,
     )
-    app.add_middleware(
-        Access, keys=Keys(keys_of(settings)), cors=Cors(settings.cors_origins), prefix=settings.api_prefix
-    )
+    app.router.redirect_slashes = False
     return app
 
 
