@@ -2,6 +2,10 @@
 
 import sys
 
-from api.app import main
+from shared.permanent import permanent
 
-sys.exit(main())
+with permanent():
+    from api.app import main
+
+if __name__ == "__main__":
+    sys.exit(main())

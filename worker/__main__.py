@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import sys
 
-from shared import telemetry
-from shared.settings import ConfigError, WorkerSettings
-from worker.threads import NATIVE_ENVIRONMENT
+from shared.permanent import permanent
+
+with permanent():
+    from shared import telemetry
+    from shared.settings import ConfigError, WorkerSettings
+    from worker.threads import NATIVE_ENVIRONMENT
 
 EXIT_CONFIG, EXIT_LOAD = 2, 3
 """Of a worker that cannot start: nothing is gained by another try before somebody mends it."""
@@ -24,10 +27,11 @@ def main() -> int:
     telemetry.configure(settings.log_level, settings.log_format, "worker")
     # Only now: these import llama.cpp, whose threads read the variables above once.
     sys.setswitchinterval(0.0005)
-    import uvloop  # noqa: PLC0415
+    with permanent():
+        import uvloop  # noqa: PLC0415
 
-    from worker.app import run  # noqa: PLC0415
-    from worker.engine import LoadFailed  # noqa: PLC0415
+        from worker.app import run  # noqa: PLC0415
+        from worker.engine import LoadFailed  # noqa: PLC0415
 
     try:
         uvloop.run(run(settings))

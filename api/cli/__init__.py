@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from shared.permanent import permanent
+
 
 class Subcommand(NamedTuple):
     summary: str
@@ -44,19 +46,22 @@ def _help() -> str:
 
 
 def _serve(argv: Sequence[str]) -> int:
-    from api.cli.serve import serve  # noqa: PLC0415 - a command loads only what it needs
+    with permanent():
+        from api.cli.serve import serve  # noqa: PLC0415 - a command loads only what it needs
 
     return serve(argv)
 
 
 def _run(argv: Sequence[str]) -> int:
-    from api.cli.run import run  # noqa: PLC0415
+    with permanent():
+        from api.cli.run import run  # noqa: PLC0415
 
     return run(argv)
 
 
 def _jobs(argv: Sequence[str]) -> int:
-    from api.cli.jobs import jobs  # noqa: PLC0415
+    with permanent():
+        from api.cli.jobs import jobs  # noqa: PLC0415
 
     return jobs(argv)
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from api.tasks.app import main
+from shared.permanent import permanent
+
+with permanent():
+    from api.tasks.app import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
