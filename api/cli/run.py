@@ -27,9 +27,9 @@ from api.cli.state import state_folder
 from api.cli.supervisor import ChildRefused
 from api.keys import keys_of
 from api.schemas.window import window_s
-from shared.flags import flag_of
 from shared.modelfile import LoadFailed
 from shared.settings import CONFIG_VARIABLE, ApiSettings, ConfigError, RunSettings
+from shared.settings.flags import flag_of
 
 PROG = "slotstream run"
 EXIT_SOME_FAILED, EXIT_NOT_RUN = 1, 2

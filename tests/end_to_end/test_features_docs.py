@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.flags import parser_of
 from shared.settings import ServeSettings
+from shared.settings.flags import parser_of
 from tests.end_to_end.printed import n_curls, printed
 from tests.end_to_end.test_image_cases import RED
 from tests.stack import Stack

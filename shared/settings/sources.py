@@ -21,7 +21,7 @@ from pydantic import PrivateAttr, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings.sources import InitSettingsSource
 
-from shared.flags import Known, flag_of, parser_of
+from shared.settings.flags import Known, flag_of, parser_of
 
 PREFIX = "SLOTSTREAM_"
 CONFIG_VARIABLE = PREFIX + "CONFIG"
