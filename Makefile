@@ -22,7 +22,7 @@ demo: $(INSTALLED) ## a bulk file of 41 prompts through the whole system, and so
 	@$(BIN)/python examples/show.py $(OUT)
 
 test: $(INSTALLED) ## all tests but the slow ones, which .venv/bin/python -m pytest -m slow runs
-	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 chaos: $(INSTALLED) ## kills, freezes and cut connections for some minutes; again what SEED=7 found
 	@$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED))

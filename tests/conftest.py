@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 import signal
@@ -36,6 +37,15 @@ a tenant made by name and may only have some of."""
 
 
 LONG_FIRST = ("end_to_end", "faults", "clients", "chaos")
+
+
+MOST_AT_ONCE = 4
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are CPUs: many tests wait, for processes to start and for leases to run out."""
+    return min(len(os.sched_getaffinity(0)) + 1, MOST_AT_ONCE)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
         pytest.param(
             "webhooks --deliveries 20 --endpoints 2 --hanging 1 --ends 2", "deliveries to", marks=pytest.mark.slow
         ),
-        ("prefix --tiny --groups 2", "of the ideal"),
+        pytest.param("prefix --tiny --groups 2", "of the ideal", marks=pytest.mark.slow),
         pytest.param("embeddings --tokens 256 --rounds 1 --type F32", "inputs/s", marks=pytest.mark.slow),
     ],
 )

@@ -22,7 +22,7 @@ async def played(plan: Plan, folder: Path) -> Outcome:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(("server", "seed"), [("valkey", 1), ("redis7", 2)])
+@pytest.mark.parametrize(("server", "seed"), [("valkey", 1), pytest.param("redis7", 2, marks=pytest.mark.slow)])
 async def test_every_job_ends_once_with_every_token_once_whatever_dies(tmp_path: Path, server: str, seed: int) -> None:
     plan = Plan(seed, server, n_jobs=80, duration_s=3.0, gap_s=0.2, lease_s=0.5, patience_s=30.0)
     outcome = await played(plan, tmp_path)
@@ -32,7 +32,7 @@ async def test_every_job_ends_once_with_every_token_once_whatever_dies(tmp_path:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("server", ["valkey", "redis7"])
+@pytest.mark.parametrize("server", ["valkey", pytest.param("redis7", marks=pytest.mark.slow)])
 async def test_without_the_fence_workers_that_were_away_do_harm(tmp_path: Path, server: str) -> None:
     """Whether a late word meets a job that still speaks is a matter of luck: three times without it would be odd."""
     for seed in (3, 4, 5):

@@ -117,6 +117,7 @@ async def test_two_workers_share_a_queue(stack: Stack, model: Path) -> None:
     assert {record.finished.worker for record in records if record and record.finished} == await stack.workers()
 
 
+@pytest.mark.slow
 async def test_a_worker_that_is_told_to_leave_gives_its_jobs_back_and_no_attempt_is_burnt(
     stack: Stack, model: Path
 ) -> None:
@@ -135,6 +136,7 @@ async def test_a_worker_that_is_told_to_leave_gives_its_jobs_back_and_no_attempt
     assert second.process.poll() is None
 
 
+@pytest.mark.slow
 async def test_a_killed_workers_streams_go_on_at_the_next_token(stack: Stack, model: Path) -> None:
     whole = await _text_alone(stack, model)
     first = await stack.start_worker(model, ctx_size=16384, parallel=2)
@@ -151,6 +153,7 @@ async def test_a_killed_workers_streams_go_on_at_the_next_token(stack: Stack, mo
     assert late == tokens[7:] and again == ended
 
 
+@pytest.mark.slow
 async def test_a_worker_that_was_away_for_longer_than_its_lease_says_nothing_twice(stack: Stack, model: Path) -> None:
     """It wakes up, finds its own jobs without an owner, and claims them again: its earlier words are void."""
     worker = await stack.start_worker(model, ctx_size=16384, parallel=4, lease_s=0.5)

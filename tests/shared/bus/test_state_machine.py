@@ -400,13 +400,13 @@ BROKEN = [
     ("append", "held ~= lease or status ~= 'running' or", ""),
     ("finish", "held ~= lease or was ~= 'running'", "false"),
     ("release", "held ~= lease or status ~= 'running'", "false"),
-    ("leave", "worker .. ':left'", "'@left'"),
     ("cancel", "redis.call('HSET', job, 'cancel', 1)", ""),
     ("renew", "status ~= 'running' or lease ~= ARGV[i + 2]", "false"),
     ("reap", "status == 'running' and has_holder(stream, entry, lease_ms)", "false"),
 ]
-"""One hole in each script."""
+"""One hole in a script."""
 BROKEN_FOR_ONE_WORKER = [
+    ("leave", "worker .. ':left'", "'@left'"),
     ("claim", "owner ~= worker and is_gone(prefix, owner, now, lease_ms)", "owner ~= worker"),
     ("claim", "'home') == lane", "'home') ~= lane"),
     ("claim", "home == '' and", ""),
