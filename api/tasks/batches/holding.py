@@ -22,6 +22,9 @@ RENEWALS = 3
 AFTER_FAULT_S = 5.0
 """Until a batch is looked at again with which something went wrong."""
 
+LONGEST_WAIT_S = 15.0
+"""Until one is looked at again that something keeps from going on: clients may be told to wait longer."""
+
 LEAVING_S = 2.0
 """That letting go may take when the process is told to leave; else the leases run out."""
 
@@ -97,7 +100,7 @@ def _rest_after(hold: Hold, working: asyncio.Task[Rest]) -> Rest:
             return working.result()
         case Unavailable() as error:
             log.warning("a batch waits", batch=hold.batch_id, reason=error.message)
-            return Rest(error.retry_after_s)
+            return Rest(min(error.retry_after_s, LONGEST_WAIT_S))
         case UnknownFile():  # whoever reads another store by mistake must not give lines up
             advice = "give all processes the same --store-url; it goes on when what it needs is there again"
             log.error("what a batch needs is not in the store", batch=hold.batch_id, advice=advice)

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from api.tasks.batches.holding import AFTER_FAULT_S, Holder, Rest
+from api.tasks.batches.holding import AFTER_FAULT_S, LONGEST_WAIT_S, Holder, Rest
 from shared.bus import Bus, Hold
 from shared.errors import StoreUnavailable
 from tests.api.scripted_worker import ScriptedWorker
@@ -80,7 +80,12 @@ async def test_who_is_told_to_leave_lets_go_at_once(idle_bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "after_s"), [(ZeroDivisionError(), AFTER_FAULT_S), (StoreUnavailable("full", retry_after_s=7), 7)]
+    ("error", "after_s"),
+    [
+        (ZeroDivisionError(), AFTER_FAULT_S),
+        (StoreUnavailable("away", retry_after_s=7), 7),
+        (StoreUnavailable("full", retry_after_s=60), LONGEST_WAIT_S),
+    ],
 )
 async def test_a_batch_rests_for_a_while_after_a_fault(idle_bench: Bench, error: Exception, after_s: float) -> None:
     hold = await idle_bench.held(batch_id := await idle_bench.made(b""), 60)
