@@ -82,7 +82,7 @@ async def test_lines_that_fail_do_so_as_over_http_and_the_others_succeed(bench: 
             say("bad type", model="tiny", n_predict="many"),
             say("too long", "long", model="tiny"),
             say("unknown model", model="nobody"),
-            line("own webhook", "/v1/responses", model="tiny", input="x", background=True, webhook=WEBHOOK),
+            line("own webhook", "/v1/responses", model="tiny", input="x", webhook=WEBHOOK),
         ]
         batch = await bench.ended(batch_id := await bench.made(lines))
     assert (batch.status, batch.n_total, batch.n_completed, batch.n_failed) == (BatchStatus.COMPLETED, 7, 3, 4)
@@ -97,7 +97,7 @@ async def test_lines_that_fail_do_so_as_over_http_and_the_others_succeed(bench: 
         "own webhook": 400,
     }
     assert bodies["bad type"]["message"].startswith("Field 'n_predict'")
-    assert bodies["own webhook"]["param"] == "webhook"
+    assert bodies["own webhook"]["message"] == "Field 'webhook': a batch may have one, its lines have none"
     assert (bodies["too long"]["type"], bodies["too long"]["n_ctx"]) == ("exceed_context_size_error", 64)
     assert bodies["unknown model"]["type"] == "model_not_found"
     assert all(record["error"] is None for record in errors)
