@@ -54,9 +54,9 @@ async def create(request: Request) -> Response:
     """The endpoint, with the secret that signs what is sent there: it is told only now."""
     context, tenant = context_of(request), tenant_of(request)
     fields = await read_as(request, context.max_body, lambda raw: read(EndpointFields, raw))
-    await context.outgoing.examine(fields.url, "url")
     endpoint = await _made_before(request, fields)
     if endpoint is None:
+        await context.outgoing.examine(fields.url, "url")
         wanted = Endpoint(
             id=context.bus.webhooks.new_id(tenant),
             tenant=tenant,

@@ -468,3 +468,15 @@ async def test_no_secret_is_logged(api: Api, receiver: Receiver, caplog: pytest.
     )
     key = made["signing_secret"].removeprefix("whsec_")
     assert caplog.text and key not in caplog.text and OWN not in caplog.text
+
+
+async def test_a_request_said_again_finds_its_endpoint_wherever_its_host_leads_by_now(
+    api: Api, settings: ApiSettings
+) -> None:
+    fields = {"url": "http://127.0.0.1:9000/hook", "event_types": ["job.failed"]}
+    first = await an_endpoint(api, **fields)
+    keys = (SecretStr("one"), SecretStr("other"))
+    async with serve(settings.model_copy(update={"api_key": keys})) as wary:
+        again = ONE | {"x-stainless-retry-count": "1"}
+        response = await wary.client.post(ENDPOINTS, json={"name": "mine"} | fields, headers=again)
+    assert response.json() == first, "its secret is told by this answer or never"
