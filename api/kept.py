@@ -24,17 +24,20 @@ def kept_body(fields: Mapping[str, Any], ask: Ask) -> str:
     return json.dumps(without_files(fields, ask.album), ensure_ascii=False, separators=(",", ":"))
 
 
+async def made_before(context: Context, job: Job, ask: Ask, key: str | None) -> Receipt | None:
+    """What this key has made before, if somebody outside would be asked to make it: images may be gone by now, and the
+    host of a webhook may lead elsewhere. Raises what the queue raises."""
+    asks_outside = bool(ask.album.pictures) or job.webhook is not None
+    return await context.bus.queue.made_by(key, job) if key and asks_outside else None
+
+
 async def enqueue(context: Context, job: Job, ask: Ask, *, key: str | None = None) -> Receipt:
     """Queues a job that was asked for so, with its images, for the worker that it names or for all. `key` is for
     saying it twice. Raises InvalidRequest and NotSupported for its images, and what the queue raises."""
-    queue = context.bus.queue
-    # What was made before needs no images: those of then may be gone from where they were.
-    if key and ask.album.pictures and (receipt := await queue.made_by(key, job)):
-        return receipt
     placed = await context.images.place(ask, job.model)
     pin = pinned(context.fleet, job.model, placed.request)
     made = job.model_copy(update={"request": pin.request})
-    return await queue.enqueue(made, idempotency_key=key, worker=pin.worker)
+    return await context.bus.queue.enqueue(made, idempotency_key=key, worker=pin.worker)
 
 
 async def record_of(context: Context, tenant: str, job_id: str, *, is_glance: bool = False) -> JobRecord:

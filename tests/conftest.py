@@ -99,7 +99,7 @@ def _until_it_answers(client: redis.Redis, server: subprocess.Popen[bytes]) -> N
     raise RuntimeError("redis-server ended at once")
 
 
-@pytest.fixture(params=["valkey", "redis7"])
+@pytest.fixture(params=["valkey", pytest.param("redis7", marks=pytest.mark.slow)])
 def server_url(request: pytest.FixtureRequest) -> str:
     return str(request.getfixturevalue(f"{request.param}_url"))
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ("queue --only slotstream --jobs 64 --rounds 1", "no-op jobs through"),
+        pytest.param("queue --only slotstream --jobs 64 --rounds 1", "no-op jobs through", marks=pytest.mark.slow),
         ("append --pipelines 2 --rounds 1", "of the bare speed"),
         pytest.param(
             "webhooks --deliveries 20 --endpoints 2 --hanging 1 --ends 2", "deliveries to", marks=pytest.mark.slow

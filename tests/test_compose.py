@@ -116,6 +116,7 @@ def wait_until_healthy(loopback: Loopback, services: dict[str, subprocess.Popen[
             return
 
 
+@pytest.mark.slow
 def test_the_services_of_the_file_answer_a_request_and_stop_in_peace(
     loopback: Loopback, services: dict[str, subprocess.Popen[bytes]]
 ) -> None:

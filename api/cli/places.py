@@ -11,6 +11,7 @@ from typing import Any
 
 from api.lines.reading import BadLine, Line
 from api.lines.record import PREFIX, Outcome, Subject, answered, outcome_in, unanswered
+from api.schemas.strict import to_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,6 @@ def _mark(custom_id: str) -> bytes:
 def _written(body: Any) -> bytes:
     """The JSON of an answer. It may have half a surrogate pair in it, out of an echoed request."""
     try:
-        return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        return to_json(body)
     except UnicodeEncodeError:
         return json.dumps(body, allow_nan=False, separators=(",", ":")).encode()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
+from api.schemas.strict import to_json
+
 LONGEST_REASON = 200
 
 PREFIX = "batch_req_"
@@ -39,25 +41,21 @@ class Subject(NamedTuple):
 
 def answered(line: Subject, *, status: int, request_id: str | None, body: bytes) -> bytes:
     """The record of a line that got an HTTP answer, good or bad, whose JSON is `body`."""
-    head = _json({"status_code": status, "request_id": request_id})
+    head = to_json({"status_code": status, "request_id": request_id})
     response = b"".join((head[:-1], b',"body":', body, b"}"))
     return _record(line, response, b"null", is_failed=status != 200)
 
 
 def unanswered(line: Subject, *, code: str, message: str) -> bytes:
     """The record of a line without an answer: it could not be asked, or its job was cancelled, or has gone."""
-    error = _json({"code": code, "message": message, "line": line.number})
+    error = to_json({"code": code, "message": message, "line": line.number})
     return _record(line, b"null", error, is_failed=True)
 
 
 def _record(line: Subject, response: bytes, error: bytes, *, is_failed: bool) -> bytes:
-    head = _json({"id": f"{PREFIX}{line.identity}", "custom_id": line.custom_id})
+    head = to_json({"id": f"{PREFIX}{line.identity}", "custom_id": line.custom_id})
     number = b',"line":%d' % line.number if is_failed else b""
     return b"".join((head[:-1], b',"response":', response, b',"error":', error, number, b"}"))
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 def outcome_of(record: bytes) -> Outcome:

@@ -26,7 +26,7 @@ from api.schemas.batches import BatchFields, BatchListFields, RetryFields, batch
 from api.schemas.jobs import EventsFields
 from api.schemas.strict import bad_field, read, to_json
 from api.schemas.window import window_s
-from api.webhooks.asked import webhook_of
+from api.webhooks.asked import check_address, webhook_of
 from shared.batches import Batch, BatchStatus
 from shared.errors import InvalidRequest, UnknownBatch
 from shared.files import Purpose
@@ -54,7 +54,8 @@ async def create(request: Request) -> Response:
     if earlier := await context.bus.batches.made_before(tenant, **asking._asdict()):
         return _answer(await _batch(context, tenant, earlier))
     await _check_input(context, tenant, fields.input_file_id)
-    webhook = await webhook_of(context, fields.webhook, BATCH_EVENTS)
+    webhook = webhook_of(context, fields.webhook, BATCH_EVENTS)
+    await check_address(context, webhook)
     batch = Batch(
         id=context.bus.batches.new_id(asking.idempotency_key, tenant),
         tenant=tenant,
@@ -115,6 +116,8 @@ async def retry(request: Request) -> Response:
     fields = read(RetryFields, await read_body_if_any(request, context.max_body))
     old = await _asked(request)
     asking = Asking.of(request, fingerprint(fields, old.id))
+    if earlier := await context.bus.batches.made_before(tenant, **asking._asdict()):
+        return _answer(await _batch(context, tenant, earlier))
     if not old.status.is_ended:
         raise InvalidRequest(f"The batch is {old.status.value}: its lines can be run again when it has ended")
     if old.status is BatchStatus.CANCELLED and not old.n_total:
@@ -122,6 +125,8 @@ async def retry(request: Request) -> Response:
     if old.n_failed - old.n_bad <= 0:
         raise InvalidRequest("No line of the batch can be run again: none that is a request has failed")
     window = fields.completion_window or old.completion_window
+    webhook = webhook_of(context, fields.webhook, BATCH_EVENTS)
+    await check_address(context, webhook)
     batch = Batch(
         id=context.bus.batches.new_id(asking.idempotency_key, tenant),
         tenant=tenant,
@@ -132,7 +137,7 @@ async def retry(request: Request) -> Response:
         window_s=window_s(window),
         output_life_s=old.output_life_s,
         metadata=old.metadata if fields.metadata is None else fields.metadata,
-        webhook=await webhook_of(context, fields.webhook, BATCH_EVENTS) or old.webhook,
+        webhook=webhook or old.webhook,
         retry_of=old.id,
     )
     return await _made(context, batch, asking)

@@ -18,7 +18,7 @@ from api.access import idempotency_key_of, query_of
 from api.body import read_as
 from api.context import Context, context_of, tenant_of, written_response
 from api.cursor import after_of
-from api.kept import enqueue, kept_body, record_of
+from api.kept import enqueue, kept_body, made_before, record_of
 from api.openapi import answers
 from api.openapi.description import Pieces, Reach, described
 from api.problems import body_of
@@ -35,8 +35,8 @@ from api.schemas.jobs import (
     token_json,
 )
 from api.schemas.strict import bad_field, read
-from api.webhooks.asked import events_of_job, webhook_of
-from shared.bus import Reader
+from api.webhooks.asked import check_address, events_of_job, webhook_of
+from shared.bus import Reader, Receipt
 from shared.errors import InvalidRequest, NotSupported, SlotstreamError, UnknownJob, UnknownModel
 from shared.events import Finished, Tokens
 from shared.jobs import Job, JobRecord, Lane
@@ -58,12 +58,12 @@ async def create(request: Request) -> Response:
     key = idempotency_key_of(request)
     fields = await read_as(request, context.max_body, lambda raw: read(JobFields, raw))
     ask, model = await _asked(context, fields)
-    webhook = await webhook_of(context, fields.webhook, events_of_job(fields.endpoint))
+    webhook = webhook_of(context, fields.webhook, events_of_job(fields.endpoint))
     job = _job(context, tenant, fields, ask, model, key=key).model_copy(update={"webhook": webhook})
-    try:
-        receipt = await enqueue(context, job, ask, key=key)
-    except (InvalidRequest, NotSupported) as error:
-        raise _inside_body(error) from None
+    receipt = await made_before(context, job, ask, key)
+    if receipt is None:
+        await check_address(context, webhook)
+        receipt = await _enqueued(context, job, ask, key)
     record = await record_of(context, tenant, receipt.job_id)
     return await _job_response(context, record, 202 if receipt.is_new else 200)
 
@@ -197,6 +197,13 @@ async def _asked(context: Context, fields: JobFields) -> tuple[Ask, str]:
     if ask.webhook:
         raise bad_field("body.webhook", "that of a job stands beside 'body'")
     return ask, model
+
+
+async def _enqueued(context: Context, job: Job, ask: Ask, key: str | None) -> Receipt:
+    try:
+        return await enqueue(context, job, ask, key=key)
+    except (InvalidRequest, NotSupported) as error:
+        raise _inside_body(error) from None
 
 
 def _job(context: Context, tenant: str, fields: JobFields, ask: Ask, model: str, *, key: str | None) -> Job:

@@ -18,7 +18,7 @@ from api import sse
 from api.access import idempotency_key_of, query_of
 from api.body import read_as
 from api.context import Context, context_of, json_response, path_of, tenant_of
-from api.kept import KeptJob, enqueue, kept_body, record_of
+from api.kept import KeptJob, enqueue, kept_body, made_before, record_of
 from api.openapi import responses as told
 from api.openapi.description import Pieces, Reach, described
 from api.relay import Departure, Stream
@@ -28,9 +28,9 @@ from api.schemas.jobs import WholeNumber
 from api.schemas.responses.body import ResponseBody, job_id_of, response_id_of
 from api.schemas.responses.fields import Asked, ResponseFields, asked_of
 from api.schemas.responses.shape import ResponseShape
-from api.schemas.strict import ClientFields, read
+from api.schemas.strict import ClientFields, bad_field, read
 from api.synchronous import answer_to
-from api.webhooks.asked import webhook_of
+from api.webhooks.asked import check_address, webhook_of
 from shared.errors import InvalidRequest, UnknownJob
 from shared.jobs import Job, JobRecord, JobStatus, Lane
 from shared.webhooks import RESPONSE_EVENTS
@@ -59,6 +59,8 @@ async def create(request: Request) -> ASGIApp:
     context = context_of(request)
     ask = await read_as(request, context.max_body, responses.response)
     if not ask.is_background:
+        if ask.webhook is not None:
+            raise bad_field("webhook", "needs 'background': whoever waits for the answer need not be told of it")
         return await answer_to(request, ask)
     record = await _begun(request, ask)
     return _response_or_events(context, record, is_stream=ask.is_stream)
@@ -139,10 +141,13 @@ async def _begun(request: Request, ask: Ask) -> JobRecord:
         compat=context.dialect.name,
         is_durable=True,
         body=kept_body(ask.kept_fields or {}, ask),
-        webhook=await webhook_of(context, ask.webhook, RESPONSE_EVENTS),
+        webhook=webhook_of(context, ask.webhook, RESPONSE_EVENTS),
         metadata=dict(ask.metadata),
     )
-    receipt = await enqueue(context, job, ask, key=key)
+    receipt = await made_before(context, job, ask, key)
+    if receipt is None:
+        await check_address(context, job.webhook)
+        receipt = await enqueue(context, job, ask, key=key)
     record = await record_of(context, tenant, receipt.job_id)
     # A quick worker may have it already, or be done: what was made is told as it was made.
     return record.model_copy(update={"status": JobStatus.QUEUED, "finished": None}) if receipt.is_new else record

@@ -30,10 +30,18 @@ MAX_NAME = 200
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
+_LINE_ENDS = ("\u0085", "\u2028", "\u2029")
+"""What JSON may have in a text as it is, and yet ends a line for `str.splitlines`, by which Python's clients read lines
+(`iter_lines` of httpx, and so of `openai` and `ollama`): each would be told of two halves of an object."""
+
 
 def to_json(value: Any) -> bytes:
-    """Compact UTF-8. ValueError for NaN and infinities, which no client of ours must ever see."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    """Compact UTF-8, on one line however it is split. ValueError for NaN and infinities: no client must see these."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    if not text.isascii():
+        for end in _LINE_ENDS:
+            text = text.replace(end, f"\\u{ord(end):04x}")
+    return text.encode()
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         uvloop.run(run(settings))
     except ConfigError as error:
-        print(f"{PROG}: {error}", file=sys.stderr)
+        print(f"{PROG}: {settings.blame(str(error))}", file=sys.stderr)
         return 2
     return 0
 

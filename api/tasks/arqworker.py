@@ -124,5 +124,6 @@ async def _done(ending: asyncio.Task[None]) -> None:
 
 
 def _serializers() -> dict[str, Callable[[Any], Any]]:
-    """JSON in place of arq's pickle, with which whoever can write to Redis could run code here."""
-    return {"job_serializer": lambda value: json.dumps(value).encode(), "job_deserializer": json.loads}
+    """JSON in place of arq's pickle, with which whoever can write to Redis could run code here. What arq says of a job
+    that it gives up has an exception in it: nobody reads that, so its text will do."""
+    return {"job_serializer": lambda value: json.dumps(value, default=str).encode(), "job_deserializer": json.loads}

@@ -16,9 +16,9 @@ def events_of_job(endpoint: str) -> tuple[str, ...]:
     return RESPONSE_EVENTS if endpoint in RESPONSES else JOB_EVENTS
 
 
-async def webhook_of(context: Context, fields: WebhookFields | None, events: Sequence[str]) -> Webhook | None:
+def webhook_of(context: Context, fields: WebhookFields | None, events: Sequence[str]) -> Webhook | None:
     """What is asked of something that can end with `events`. Raises InvalidRequest, which names a field in `webhook`:
-    an address that may not be called, an event that never comes, or no secret, neither its own nor the server's."""
+    an event that never comes, or no secret, neither its own nor the server's."""
     if fields is None:
         return None
     if other := [name for name in fields.events if name not in events]:
@@ -26,5 +26,11 @@ async def webhook_of(context: Context, fields: WebhookFields | None, events: Seq
     secret = fields.secret or context.settings.webhook_secret
     if secret is None:
         raise bad_field("webhook.secret", "is needed: this server has none of its own (--webhook-secret)")
-    await context.outgoing.examine(fields.url, "webhook.url")
     return Webhook(url=fields.url, events=tuple(fields.events), secret=Secret(value=secret))
+
+
+async def check_address(context: Context, webhook: Webhook | None) -> None:
+    """To be asked when it is certain that something new is made: what was made before stays so, whatever the name of
+    its webhook's host leads to by now. Raises InvalidRequest for an address that may not be called."""
+    if webhook is not None:
+        await context.outgoing.examine(webhook.url, "webhook.url")

@@ -8,6 +8,7 @@ from pydantic import Field, SecretStr
 
 from shared.settings.flags import Flag
 from shared.settings.sources import Settings
+from shared.settings.values import LONGEST_S
 
 
 class BusSettings(Settings):
@@ -30,10 +31,13 @@ class BusSettings(Settings):
         5.0, ge=0.2, le=3600, description="seconds after which a silent worker's jobs go to another"
     )
     retention_s: Annotated[float, Flag("--retention-s")] = Field(
-        86400.0, ge=1, description="seconds for which an ended job and its result are kept"
+        86400.0, ge=1, le=LONGEST_S, description="seconds for which an ended job and its result are kept"
     )
     log_retention_s: Annotated[float, Flag("--log-retention-s")] = Field(
-        900.0, ge=1, description="seconds for which the tokens of an ended job can be streamed again"
+        900.0,
+        ge=1,
+        le=LONGEST_S,
+        description="seconds for which the tokens of an ended job can be streamed again",
     )
     max_queued: Annotated[int, Flag("--max-queued")] = Field(
         100_000, ge=1, description="jobs that may wait per model, beyond which new ones get 429"

@@ -12,6 +12,7 @@ from shared.settings.bus import BusSettings
 from shared.settings.flags import Flag
 from shared.settings.sources import ConfigError, Settings
 from shared.settings.values import (
+    LONGEST_S,
     Hosts,
     Prefix,
     Secrets,
@@ -25,7 +26,9 @@ class RequestSettings(Settings):
 
     group: ClassVar[str] = "requests"
 
-    max_body_mb: Annotated[float, Flag("--max-body-mb")] = Field(32.0, gt=0, description="largest request body in MB")
+    max_body_mb: Annotated[float, Flag("--max-body-mb")] = Field(
+        32.0, gt=0, le=100_000, description="largest request body in MB"
+    )
     max_image_mb: Annotated[float, Flag("--max-image-mb")] = Field(
         10.0, gt=0, le=1000, description="largest image of a request in MB, as its file"
     )
@@ -87,7 +90,7 @@ class StoreSettings(StoreUrlSettings):
     file_retention_s: Annotated[float, Flag("--file-retention-s")] = Field(
         30 * 86400.0,
         ge=1,
-        le=10 * 365 * 86400,
+        le=LONGEST_S,
         description="seconds for which files are kept that name no time of their own, and batches after their end",
     )
     batch_in_flight: Annotated[int | None, Flag("--batch-in-flight")] = Field(

@@ -52,7 +52,12 @@ class Settings(BaseSettings):
     """Base of all roles. Build with `from_command_line`, or directly with keyword arguments in tests."""
 
     model_config = SettingsConfigDict(
-        env_prefix=PREFIX, frozen=True, extra="forbid", env_ignore_empty=True, protected_namespaces=()
+        env_prefix=PREFIX,
+        frozen=True,
+        extra="forbid",
+        env_ignore_empty=True,
+        protected_namespaces=(),
+        defer_build=True,  # until it is used: every process declares all roles and is one
     )
     role: ClassVar[str] = ""
     group: ClassVar[str] = ""

@@ -18,6 +18,8 @@ from shared.overrides import MetadataOverride
 
 MOST = 2**31 - 1
 """What llama.cpp counts with."""
+LONGEST_S = 10 * 365 * 86400
+"""That anything is kept: an expiry that the server cannot count would refuse whatever is written with it."""
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
 FULL_TYPES = ("f32", "f16", "bf16")

@@ -48,8 +48,14 @@ class Folder:
             raise ConfigError(f"--store-url: the folder {self._root} cannot be written")
 
     def create(self, name: str) -> Sink:
-        with _faults():
-            return _FileSink(self._root / PARTIAL / secrets.token_hex(12), self._root / name)
+        partial, target = self._root / PARTIAL / secrets.token_hex(12), self._root / name
+        with _faults(writes=True):
+            try:
+                return _FileSink(partial, target)
+            except FileNotFoundError:  # somebody has emptied the store, or mounted another disk there
+                with suppress(FileExistsError):
+                    partial.parent.mkdir(FOLDER_MODE)  # and not the store's folder: its disk may be away
+                return _FileSink(partial, target)
 
     def open(self, name: str) -> Source:
         with _faults():
@@ -105,13 +111,13 @@ class _FileSink:
         self._file = open(partial, "xb", buffering=0, opener=_for_the_owner)  # noqa: SIM115  # closed at its end
 
     def write(self, piece: bytes) -> None:
-        with self._lock, _faults():
+        with self._lock, _faults(writes=True):
             rest = memoryview(piece)
             while rest:
                 rest = rest[self._file.write(rest) :]
 
     def commit(self) -> None:
-        with self._lock, _faults():
+        with self._lock, _faults(writes=True):
             os.fsync(self._file.fileno())
             self._file.close()
             self._move()
@@ -182,12 +188,13 @@ def _sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def _faults() -> Iterator[None]:
+def _faults(*, writes: bool = False) -> Iterator[None]:
+    """Where an object is written, "not found" is the store's folder."""
     try:
         yield
-    except FileNotFoundError as error:
-        raise UnknownFile("There is no such file.") from error
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and not writes:
+            raise UnknownFile("There is no such file.") from error
         raise _unavailable(error) from error
 
 

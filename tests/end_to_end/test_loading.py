@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.stack import Stack, ask, follow, make_job
 
 SLOW_LOAD = """
@@ -56,6 +58,7 @@ async def test_a_model_that_llama_cpp_would_end_the_process_for_is_one_sentence_
     assert f"slotstream worker: {health['error']['message']}" == sentence
 
 
+@pytest.mark.slow
 async def test_a_load_shows_its_progress_and_ends_at_once_when_the_worker_is_told_to_leave(
     stack: Stack, model: Path
 ) -> None:

@@ -99,6 +99,7 @@ async def text_of(stack: Stack, number: int) -> str:
     return text
 
 
+@pytest.mark.slow
 async def test_a_seed_says_the_same_among_seven_neighbours(stack: Stack, alone: list[str]) -> None:
     together = await asyncio.gather(*(text_of(stack, number) for number in range(len(PROMPTS))))
     assert together[:N_ALONE] == alone

@@ -106,6 +106,7 @@ async def _is(stack: Stack, busy: int) -> bool:
     return await stack.busy_slots() == busy
 
 
+@pytest.mark.slow
 async def test_two_workers_share_a_queue(stack: Stack, model: Path) -> None:
     await stack.start_worker(model, parallel=2)
     await stack.start_worker(model, parallel=2)

@@ -26,6 +26,7 @@ MOST_MB_OF_A_READER = 0.3
 """All events of this job together take several times that."""
 
 
+@pytest.mark.slow
 async def test_20_a_reader_of_a_byte_a_second_costs_no_memory_and_holds_nobody_up(site: Site) -> None:
     """Also C32. Its log is written as fast as the bus takes it."""
     n_before = resident_mb(site.roles[0].process.pid)

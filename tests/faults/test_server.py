@@ -83,6 +83,7 @@ async def test_08_a_torn_connection_costs_nothing(site: Site) -> None:
     assert (await reading.check_whole())["attempts"] == 1
 
 
+@pytest.mark.slow
 async def test_09_a_server_that_lost_its_last_second_ends_every_job_once(site: Site) -> None:
     reading = await start_reading(site)
     n_kept = site.server.n_written
@@ -181,6 +182,7 @@ async def test_13_a_full_disk_stops_new_jobs_until_there_is_room(site: Site) -> 
     await reading.check_whole()
 
 
+@pytest.mark.slow
 async def test_15_a_slow_network_costs_no_lease(site: Site) -> None:
     site.network.delay_s = 0.1
     try:
@@ -221,6 +223,7 @@ async def test_16_a_primary_that_was_demoted_and_comes_back(site: Site) -> None:
     await reading.check_whole()
 
 
+@pytest.mark.slow
 async def test_16_a_server_that_is_loading_is_waited_for(site: Site) -> None:
     client = site.server.client
     for number in range(800):

@@ -363,6 +363,7 @@ def reap(thread: int) -> None:
         pass
 
 
+@pytest.mark.slow
 async def test_c15_a_reader_that_goes_frees_its_slot_and_hurts_nobody(stack: Stack) -> None:
     """(b): within a decode or two, and the neighbour's text is what it is alone."""
     await start_workers(stack, 1)

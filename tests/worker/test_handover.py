@@ -84,7 +84,11 @@ async def is_as_undisturbed(bus: Bus, heard: Listener, request: Completion) -> b
 
 
 @pytest.mark.usefixtures("hasty")
-@pytest.mark.parametrize(("n", "n_begun"), [(1, 1), (3, 2)], ids=["one sequence", "one ended and one has not begun"])
+@pytest.mark.parametrize(
+    ("n", "n_begun"),
+    [(1, 1), pytest.param(3, 2, marks=pytest.mark.slow)],
+    ids=["one sequence", "one ended and one has not begun"],
+)
 async def test_bulk_that_people_keep_from_its_slot_goes_on_at_an_idle_worker_at_its_next_token(
     bus: Bus, hire: Callable[..., Any], n: int, n_begun: int
 ) -> None:

@@ -132,7 +132,7 @@ async def test_a_pile_of_inputs_keeps_no_text_from_its_slot(bus: Bus, hire: Hire
         assert n_waiting(pile) >= 7
 
 
-@pytest.mark.parametrize("lane", Lane)
+@pytest.mark.parametrize("lane", [Lane.INTERACTIVE, pytest.param(Lane.BULK, marks=pytest.mark.slow)])
 async def test_a_pile_of_inputs_is_shared_by_all_workers(bus: Bus, hire: Hire, lane: Lane) -> None:
     workers = [await hire("w1", n_slots=8), await hire("w2", n_slots=8)]
     async with piled_up(bus, 8, lane=lane) as pile, heard(pile):

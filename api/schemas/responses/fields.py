@@ -104,8 +104,6 @@ def asked_of(fields: dict[str, Any]) -> Asked:
         raise bad_field("n" if typed.n_cmpl is None else "n_cmpl", "a response is one answer")
     if typed.background and not typed.store:
         raise bad_field("background", "needs 'store': nobody waits for what nobody keeps")
-    if typed.webhook and not typed.background:
-        raise bad_field("webhook", "needs 'background': whoever waits for the answer need not be told of it")
     constraint, tool_use = _constraint(typed.text.format, fields), tool_use_of(typed)
     if tool_use is not None and constraint is not None and constraint.field in ("grammar", "regex"):
         raise bad_field(constraint.field, "cannot be used together with 'tools'")

@@ -16,6 +16,7 @@ from api.tasks.batches.collecting import Collecting
 from api.tasks.batches.feeding import Feeding
 from api.tasks.batches.holding import Rest
 from api.tasks.batches.making import Maker
+from api.tasks.batches.patience import Patience
 from api.tasks.batches.validation import Busy, Validation
 from shared.batches import Batch, BatchStatus, LineFault
 from shared.bus import Bus, Hold
@@ -28,9 +29,6 @@ TURN_S = 1.0
 
 BUSY_S = 0.5
 """Until a large file is looked at again that waits for others."""
-
-PATIENCE_S = 600.0
-"""With a store that has lost the plan of a batch that should stop: it may be another one than the others have."""
 
 RECALL_EVERY_S = 1.0
 LONGEST_WAIT_S = 60.0
@@ -56,7 +54,8 @@ class Work:
     def __init__(self, bus: Bus, store: Store, images: Images, settings: TasksSettings) -> None:
         self._batches = bus.batches
         self._retention_s = settings.file_retention_s
-        self._validation = Validation(bus, store, settings)
+        self._patience = Patience()
+        self._validation = Validation(bus, store, settings, self._patience)
         self._feeding = Feeding(bus, store, Maker(images), images.fleet, settings.batch_in_flight)
         self._collecting = Collecting(bus, store)
 
@@ -65,11 +64,13 @@ class Work:
         UnknownFile when the store has lost the plan, and there is time for it to be there again."""
         now = Now(hold.now, time.monotonic())
         try:
-            return await self._step(hold, now)
+            rest = await self._step(hold, now)
         except UnknownFile:
-            if now() < _stops_at(await self._looked_up(hold)) + PATIENCE_S:
+            if not self._patience.is_over(await self._looked_up(hold), now()):
                 raise
             return await self._abandoned(hold)
+        self._patience.forget(hold.batch_id)
+        return rest
 
     async def _step(self, hold: Hold, now: Now) -> Rest:
         batch = await self._looked_up(hold)
@@ -131,12 +132,15 @@ class Work:
     def _forget(self, batch: Batch) -> None:
         self._collecting.pace.forget(batch.id)
         self._feeding.weights.forget(batch.id)
+        self._patience.forget(batch.id)
         log.info("finished", batch=batch.id, lines=batch.n_total, completed=batch.n_completed, failed=batch.n_failed)
 
     def _rest(self, batch: Batch, now: float, wait_s: float | None) -> Rest:
         pace = self._collecting.pace
-        waits = [pace.interval_s(batch, now), max(0.0, batch.expires_at - now), LONGEST_WAIT_S]
-        if batch.is_stopping and batch.n_fed < batch.n_planned:
+        waits = [pace.interval_s(batch, now), LONGEST_WAIT_S]
+        if not batch.is_stopping:
+            waits.append(max(0.0, batch.expires_at - now))
+        elif batch.n_fed < batch.n_planned:
             waits.append(0.0)
         if wait_s is not None:
             waits.append(wait_s)
@@ -147,8 +151,3 @@ class Work:
         if batch is None:
             raise LookupError(f"the batch {hold.batch_id} has gone")
         return batch
-
-
-def _stops_at(batch: Batch) -> float:
-    """When no more of its lines may be fed; the bus's time."""
-    return min(at for at in (batch.expires_at, batch.cancelling_at, batch.finalizing_at) if at is not None)

@@ -21,6 +21,7 @@ from typing import IO, Any, BinaryIO, TypeVar
 import structlog
 
 from api.lines.record import line_of
+from api.tasks.batches.patience import Patience
 from api.tasks.batches.planning import Planned, Rules, plan_again, plan_file
 from shared.batches import Batch, LineFault, Segment, plan_object, segment_pieces
 from shared.bus import Bus
@@ -61,8 +62,8 @@ class _Unfit(Exception):
 
 
 class Validation:
-    def __init__(self, bus: Bus, store: Store, settings: TasksSettings) -> None:
-        self._bus, self._store, self._settings = bus, store, settings
+    def __init__(self, bus: Bus, store: Store, settings: TasksSettings, patience: Patience) -> None:
+        self._bus, self._store, self._settings, self._patience = bus, store, settings, patience
         self._n_processes = 0
         self._n_killed: Counter[str] = Counter()
         """By batch, as long as it is validated here."""
@@ -112,7 +113,7 @@ class Validation:
         except UnknownFile:
             # It is forgotten before its bytes go: while it is known they are somewhere, if not here.
             is_known = await self._bus.files.record(batch.input_file_id, batch.tenant) is not None
-            if is_known and hold.now < batch.expires_at:
+            if is_known and not self._patience.is_over(batch, hold.now):
                 raise StoreUnavailable(ELSEWHERE, retry_after_s=10) from None
             raise _Unfit("file_not_found", f"the file {batch.input_file_id} is not there any more") from None
 

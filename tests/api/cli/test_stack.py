@@ -54,6 +54,7 @@ def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_bad_model_ends_serve_and_run_with_the_workers_own_sentence(tmp_path: Path, bulk: RunCommand) -> None:
     (tmp_path / "bad.gguf").write_text("GGUF, and then no model")
     refused = serve(tmp_path, "-m", "bad.gguf", "--port", "0")

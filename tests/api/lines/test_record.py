@@ -28,6 +28,16 @@ def test_records_have_openais_shape() -> None:
     assert bad["id"].startswith("batch_req_")
 
 
+def test_a_record_is_one_line_for_every_reader_of_lines() -> None:
+    line, text = Subject("k", 8, "a\u2028b"), "\u0085\u2028\u2029\n"
+    for record in (
+        answered(line, status=200, request_id=None, body=to_json({"text": text})),
+        unanswered(line, code="gone", message=text),
+    ):
+        assert len(record.decode().splitlines()) == 1
+        assert json.loads(record)["custom_id"] == "a\u2028b"
+
+
 def test_every_record_of_a_failure_has_its_line_in_the_file() -> None:
     line = Subject("k", 8, "a")
     body = {"error": {"message": "no"}}

@@ -228,6 +228,18 @@ async def test_a_retry_that_is_sent_again_is_one(api: Api, old_id: str) -> None:
     assert keyed[0]["id"] != repeated[0]["id"]
 
 
+async def test_what_is_asked_for_again_is_there_wherever_the_host_of_its_webhook_leads_by_now(
+    settings: ApiSettings, api: Api, file_id: str, old_id: str
+) -> None:
+    told = {"webhook": {"url": "https://10.0.0.1/", "secret": "whsec_" + "QUFB" * 10}}
+    wanted = [("/v1/batches", asked(file_id) | told), (f"/v1/batches/{old_id}/retry", told)]
+    async with serve(settings.model_copy(update={"allow_hosts": ("10.0.0.1",)})) as trusting:
+        made = [await post(trusting, path, json=body, headers={"Idempotency-Key": path}) for path, body in wanted]
+    assert [await post(api, path, json=body, headers={"Idempotency-Key": path}) for path, body in wanted] == made
+    for path, body in wanted:
+        assert refused_field(await api.client.post(path, json=body)) == "webhook.url"
+
+
 async def test_only_what_has_ended_and_failed_is_run_again(api: Api, tasks: ScriptedTasks, file_id: str) -> None:
     batch_id = (await make(api, asked(file_id)))["id"]
     await tasks.begin(batch_id, 1, bad=[record("bad")])

@@ -387,6 +387,27 @@ async def test_spelling_and_spaces_make_no_other_body(api: Api) -> None:
     assert again.json()["id"] == first.json()["id"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/jobs", {"endpoint": "/completion", "body": {"prompt": "say a"}}),
+        ("/v1/responses", {"input": "say a", "background": True}),
+    ],
+)
+async def test_a_key_finds_what_it_made_wherever_the_host_of_its_webhook_leads_by_now(
+    settings: ApiSettings, worker: ScriptedWorker, path: str, body: dict[str, Any]
+) -> None:
+    headers, told = {"Idempotency-Key": "k"}, {"webhook": {"url": "https://10.0.0.1/", "secret": WEBHOOK["secret"]}}
+    async with serve(settings.model_copy(update={"allow_hosts": ("10.0.0.1",)})) as api:
+        first = await api.client.post(path, json=body | told, headers=headers)
+    async with serve(settings) as api:
+        second = await api.client.post(path, json=body | told, headers=headers)
+        new = await api.client.post(path, json=body | told)
+    assert second.status_code == 200, second.text
+    assert second.json()["id"] == first.json()["id"]
+    assert refused_field(new) == "webhook.url"
+
+
 async def test_a_key_that_cannot_be_kept_is_refused(api: Api) -> None:
     keys: list[Any] = ["", "x" * 256, "a\tb", "ü".encode()]
     for key in keys:
@@ -431,6 +452,14 @@ BAD_JOBS: list[tuple[dict[str, Any], int, str]] = [
         "body.webhook",
     ),
 ]
+
+
+async def test_whoever_gives_a_jobs_body_a_webhook_is_told_where_it_belongs(api: Api) -> None:
+    for background in (False, True):
+        body = {"input": "say a", "background": background, "webhook": WEBHOOK}
+        response = await api.client.post("/v1/jobs", json={"endpoint": "/v1/responses", "body": body})
+        assert refused_field(response) == "body.webhook"
+        assert "stands beside 'body'" in response.json()["error"]["message"]
 
 
 async def test_a_bad_job_is_refused_by_the_name_of_its_field(api: Api, worker: ScriptedWorker) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from api.schemas.strict import MAX_DEPTH, MAX_VALUES, OwnFields, parse_object, read, to_json
@@ -74,7 +76,14 @@ def test_what_is_not_a_number_is_never_sent(value: float) -> None:
 
 
 def test_json_is_compact_utf8() -> None:
-    assert to_json({"a": ["é", "\u2028"]}) == '{"a":["é","\u2028"]}'.encode()
+    assert to_json({"a": ["é", "\u2027"]}) == '{"a":["é","\u2027"]}'.encode()
+
+
+def test_json_is_one_line_for_every_reader_of_lines() -> None:
+    value = {letter: f"a{letter}b" for letter in map(chr, [*range(0x300), *range(0x2000, 0x2070), 0x10000])}
+    written = to_json(value)
+    assert len(written.decode().splitlines()) == 1, "httpx, and so openai and ollama, read lines so"
+    assert json.loads(written) == value
 
 
 class Own(OwnFields):

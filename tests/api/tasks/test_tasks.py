@@ -104,7 +104,7 @@ async def test_it_refuses_a_server_that_throws_jobs_away(settings: TasksSettings
     async with Redis.from_url(server.url) as redis:
         await redis.config_set("maxmemory-policy", "allkeys-lru")
     async with tasks_process(settings) as process:
-        await said(process, "slotstream tasks: --redis-url: the server has maxmemory-policy 'allkeys-lru'")
+        await said(process, "slotstream tasks: SLOTSTREAM_REDIS_URL: the server has maxmemory-policy 'allkeys-lru'")
         assert await process.wait() == 2
 
 

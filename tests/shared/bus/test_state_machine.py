@@ -389,6 +389,7 @@ def test_no_order_of_events_breaks_a_promise(valkey_url: str) -> None:
     explore(valkey_url, LONG_RUN or 60)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(TIMEOUT_S)
 def test_nor_does_any_order_on_another_server(redis7_url: str) -> None:
     explore(redis7_url, LONG_RUN or 10)

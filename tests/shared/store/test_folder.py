@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -47,6 +48,32 @@ async def test_only_its_owner_can_look_into_it(folder: Path) -> None:
         0o700
     }
     assert (folder / "batches/batch_0_a/plan").stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_folder_that_is_away_is_an_unavailable_store_and_not_made_anew_by_a_writer(folder: Path) -> None:
+    async with open_store(str(folder)) as store:
+        away = folder.with_name("away")
+        await asyncio.to_thread(folder.rename, away)
+        with pytest.raises(StoreUnavailable):
+            await store.put("files/a", b"x")
+        await asyncio.to_thread(away.rename, folder)  # which is not there
+        await store.put("files/a", b"x")
+
+
+async def test_a_folder_that_went_in_the_middle_of_an_object_is_an_unavailable_store(folder: Path) -> None:
+    async with open_store(str(folder)) as store:
+        with pytest.raises(StoreUnavailable):
+            async with store.writing("files/a") as writer:
+                await writer.write(b"x")
+                shutil.rmtree(folder)
+
+
+async def test_a_store_that_somebody_emptied_can_be_written_again(folder: Path) -> None:
+    async with open_store(str(folder)) as store:
+        shutil.rmtree(folder)
+        await asyncio.to_thread(folder.mkdir)
+        await asyncio.gather(*(store.put(f"files/{n}", b"x") for n in range(20)))
+        assert [part async for part in store.read("files/0")] == [b"x"]
 
 
 async def test_the_folder_of_a_batch_goes_with_its_last_object(folder: Path) -> None:

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from shared.events import Answer, Tokens, Vector
 from shared.jobs import Lane
 from tests.models import BYTE_EOS
@@ -53,6 +55,7 @@ class FixedPace(Pace):
         pass
 
 
+@pytest.mark.slow
 def test_bulk_sits_out_while_a_person_waits_for_the_first_token_but_is_not_stopped(byte_model: Path) -> None:
     witness = Witness()
     with Recorded(config(byte_model, **ROOM), lambda key, event: witness.look(engine, key, event)) as engine:

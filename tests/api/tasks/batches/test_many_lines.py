@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from api.tasks.batches.feeding import IN_FLIGHT
 from tests.api.tasks.batches.conftest import PATIENCE_S, Bench, names, say
 
@@ -12,6 +14,7 @@ MOST_SEGMENTS = 60
 """Each is an object of the store, and a request to whoever has it."""
 
 
+@pytest.mark.slow
 async def test_thousands_of_lines_are_done_once_each(bench: Bench) -> None:
     batch_id = await bench.made([say(f"line-{number}", "say a") for number in range(N_LINES)])
     most = 0

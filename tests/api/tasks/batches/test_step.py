@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from api.schemas.dialect import DIALECTS, TODAY
-from api.tasks.batches import feeding, step, validation
+from api.tasks.batches import feeding, patience, step, validation
 from api.tasks.batches.making import LARGE
 from shared.batches import BatchStatus, Usage, error_file_id, line_job_id, output_file_id, plan_object
 from shared.errors import StoreUnavailable, UnknownFile
@@ -82,7 +82,7 @@ async def test_lines_that_fail_do_so_as_over_http_and_the_others_succeed(bench: 
             say("bad type", model="tiny", n_predict="many"),
             say("too long", "long", model="tiny"),
             say("unknown model", model="nobody"),
-            line("own webhook", "/v1/responses", model="tiny", input="x", background=True, webhook=WEBHOOK),
+            line("own webhook", "/v1/responses", model="tiny", input="x", webhook=WEBHOOK),
         ]
         batch = await bench.ended(batch_id := await bench.made(lines))
     assert (batch.status, batch.n_total, batch.n_completed, batch.n_failed) == (BatchStatus.COMPLETED, 7, 3, 4)
@@ -97,7 +97,7 @@ async def test_lines_that_fail_do_so_as_over_http_and_the_others_succeed(bench: 
         "own webhook": 400,
     }
     assert bodies["bad type"]["message"].startswith("Field 'n_predict'")
-    assert bodies["own webhook"]["param"] == "webhook"
+    assert bodies["own webhook"]["message"] == "Field 'webhook': a batch may have one, its lines have none"
     assert (bodies["too long"]["type"], bodies["too long"]["n_ctx"]) == ("exceed_context_size_error", 64)
     assert bodies["unknown model"]["type"] == "model_not_found"
     assert all(record["error"] is None for record in errors)
@@ -169,7 +169,9 @@ async def test_a_file_that_is_not_there_any_more_fails_the_batch_and_it_says_so(
     assert (batch.status, [fault.code for fault in batch.faults]) == (BatchStatus.FAILED, ["file_not_found"])
 
 
-async def test_a_file_that_is_known_and_not_in_the_store_is_waited_for_as_long_as_there_is_time(bench: Bench) -> None:
+async def test_a_file_that_is_known_and_not_in_the_store_is_waited_for(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Somebody has given this process another store."""
     batch_id = await bench.made(lines := [say("a")])
     name = object_of((await bench.batch(batch_id)).input_file_id)
@@ -183,6 +185,11 @@ async def test_a_file_that_is_known_and_not_in_the_store_is_waited_for_as_long_a
     late = await bench.made([say("a")], window_s=0.01)
     await bench.store.delete([object_of((await bench.batch(late)).input_file_id)])
     await asyncio.sleep(0.02)
+    hold = await bench.held(late)
+    with pytest.raises(StoreUnavailable, match="--store-url"):
+        await bench.work.step(hold)
+    await bench.bus.batches.rest(hold, 0)
+    monkeypatch.setattr(patience, "PATIENCE_S", 0)
     assert (await bench.ended(late)).faults[0].code == "file_not_found"
 
 
@@ -218,7 +225,7 @@ async def test_a_batch_whose_plan_is_lost_ends_when_it_has_been_waited_for(
     hold = await bench.held(batch_id)
     with pytest.raises(UnknownFile):  # it is waited for
         await work.step(hold)
-    monkeypatch.setattr(step, "PATIENCE_S", 0)
+    monkeypatch.setattr(patience, "PATIENCE_S", 0)
     await work.step(hold)
     batch = await bench.batch(batch_id)
     assert (batch.status, [fault.code for fault in batch.faults]) == (BatchStatus.FAILED, ["plan_lost", "invalid_url"])
@@ -235,6 +242,19 @@ async def test_a_batch_whose_plan_is_lost_ends_when_it_has_been_waited_for(
 
     await until(has_stopped)
     assert await bench.bus.batches.due() == []
+
+
+async def test_a_batch_that_waits_for_workers_to_stop_after_its_window_is_not_looked_at_all_the_time(
+    bench: Bench, worker: ScriptedWorker
+) -> None:
+    batch_id = await bench.made([say(name, "shut a") for name in "abc"], window_s=1)
+    await bench.step(batch_id)
+    await worker.has_taken(3)
+    await bench.bus.batches.cancel(batch_id)
+    await asyncio.sleep(1)
+    rest = await bench.work.step(await bench.held(batch_id))
+    assert (await bench.batch(batch_id)).n_in_flight == 3
+    assert rest.after_s == step.RECALL_EVERY_S
 
 
 async def test_a_file_whose_planner_is_killed_each_time_fails_its_batch(

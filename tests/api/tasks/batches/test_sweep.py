@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -11,8 +12,11 @@ from typing import Any
 import pytest
 
 from api.tasks.batches import validation
-from api.tasks.batches.sweep import find_batches, work_on_batches
+from api.tasks.batches.holding import Rest
+from api.tasks.batches.step import Work
+from api.tasks.batches.sweep import find_batches, trade, work_on_batches
 from shared.batches import BatchStatus
+from shared.bus import Hold
 from shared.settings import TasksSettings
 from tests.api.scripted_worker import ScriptedWorker
 from tests.api.tasks.batches.conftest import Bench, names, say, until
@@ -130,3 +134,28 @@ async def test_processes_are_told_to_leave_and_killed_and_the_last_one_finishes(
         assert await ended(bench, batch_id) is BatchStatus.COMPLETED
     assert names((await bench.records(batch_id))[0]) == sorted(str(n) for n in range(100))
     assert len(worker.taken) == 100
+
+
+async def test_a_step_that_was_cut_off_is_taken_up_without_a_word_of_giving_up(
+    bench: Bench, settings: TasksSettings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    is_begun = asyncio.Event()
+
+    async def hang(_: Work, hold: Hold) -> Rest:
+        is_begun.set()
+        await asyncio.sleep(60)
+        return Rest(0.0)
+
+    batch_id = await bench.made([say("a")])
+    with monkeypatch.context() as hanging:
+        hanging.setattr(Work, "step", hang)
+        async with at_work(bench, settings):
+            await asyncio.wait_for(is_begun.wait(), PATIENCE_S)
+    async with at_work(bench, settings):
+        assert await ended(bench, batch_id) is BatchStatus.COMPLETED
+        await until(lambda: has_no_job_left(bench), PATIENCE_S)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+async def has_no_job_left(bench: Bench) -> bool:
+    return await asked(bench, "ZCARD", trade().queue(bench.settings.namespace)) == 0
