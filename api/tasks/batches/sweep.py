@@ -77,8 +77,7 @@ async def _step(ctx: dict[str, Any], batch_id: str, epoch: int) -> None:
     bus: Bus = ctx["bus"]
     holder: Holder = ctx["holder"]
     work: Work = ctx["work"]
-    async with marked(
-        ctx
-    ):  # else killed processes leave marks of an hour, and arq looks no further than a hundred jobs
+    # Marked for seconds, since what killed processes leave is in the way: arq looks no further than at a hundred jobs.
+    async with marked(ctx):
         if hold := await bus.batches.hold(batch_id, epoch, max(LEAST_LEASE_S, ctx["lease_s"])):
             await holder.work(hold, work.step(hold))
