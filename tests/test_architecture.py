@@ -1,8 +1,9 @@
-"""The import rules of the design, held by reading every import of every module."""
+"""The import rules of the design, held by reading every import of every module; and the page that maps the tree."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,3 +78,25 @@ def test_no_module_is_named_after_nothing() -> None:
 def test_a_module_opens_with_what_it_is(path: Path) -> None:
     source = (ROOT / path).read_text()
     assert not source or ast.get_docstring(ast.parse(source)), f"{path} has no docstring"
+
+
+def places_named_in(page: str) -> set[str]:
+    """Files and folders that a page names, `in/such/marks.py` or `so/`; paths of the API begin with a slash."""
+    return set(re.findall(r"`(\w[\w./-]*(?:\.py|\.lua|/))`", page))
+
+
+def missing(names: set[str]) -> set[str]:
+    """Those that are not there, and may be named by the end of their path."""
+    files = [path.relative_to(ROOT) for place in (*PACKAGES, "tests") for path in (ROOT / place).rglob("*.*")]
+    there = {f"/{path}" for path in files} | {f"/{folder}/" for path in files for folder in path.parents}
+    return {name for name in names if not any(path.endswith(f"/{name}") for path in there)}
+
+
+def test_what_the_map_of_the_tree_names_is_there() -> None:
+    names = places_named_in((ROOT / "ARCHITECTURE.md").read_text())
+    assert len(names) > 150 and missing(names) == set()
+
+
+def test_a_place_that_was_moved_is_noticed() -> None:
+    moved = "`worker/engine/need.py`, `api/nowhere/`, `gone.lua`; `need.py`, `scripts/lib/`, `/v1/files/`"
+    assert missing(places_named_in(moved)) == {"worker/engine/need.py", "api/nowhere/", "gone.lua"}

@@ -80,6 +80,8 @@ class BulkRun:
         self._standing: Standing | None = None
         """How the service says that the order stands."""
         self._stage = ""
+        self._has_missed = False
+        """The service went on while no run listened: what it says of that at once tells nothing of its speed."""
         self._is_refused = False
         self.is_published = False
 
@@ -126,7 +128,8 @@ class BulkRun:
             kind, n_tokens = "generated", tally.generated_tokens - self._generated_before
             if not n_tokens:  # embeddings, or scores
                 kind, n_tokens = "prompt", tally.prompt_tokens - self._prompt_before
-            speed = f"\n{n_tokens / self._wall_s:.0f} {kind} tokens/s, {duration(self._wall_s)}"
+            rate = "" if self._has_missed else f"{n_tokens / self._wall_s:.0f} {kind} tokens/s, "
+            speed = f"\n{rate}{duration(self._wall_s)}"
         failures = ""
         with contextlib.suppress(OSError):  # the input may be gone by now; the results are good without
             failures = "".join(f"\n  {text}" for text in self._failures())
@@ -213,6 +216,8 @@ class BulkRun:
     async def _batch(self, service: BatchService, order: Order, endpoint: str) -> str | None:
         """The id of the order's batch; None when the service has lost the file meanwhile."""
         if order.batch_id:
+            if (begun := await service.look(order.batch_id)) and (counts := begun.request_counts):
+                self._has_missed |= order.n_before + counts.completed + counts.failed > self._ledger.tally.done
             return order.batch_id
         fields: dict[str, Any] = {
             "input_file_id": order.file_id,
@@ -371,6 +376,8 @@ class BulkRun:
             done = max(done, order.n_before + counts.completed + counts.failed)
             failed = max(failed, counts.failed)
         snapshot = meter.note(done, failed, tokens, trouble)._replace(stage=self._stage)
+        if self._has_missed:
+            tokens, snapshot = 0, snapshot._replace(tokens_per_second=None)
         if standing is None:
             return snapshot
         is_last = order is not None and order.stop == self._found.n_lines

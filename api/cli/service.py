@@ -110,8 +110,8 @@ class Service:
         try:
             async with self._session.get(self.url + path) as response:
                 content = await response.read()
-        except aiohttp.InvalidURL:
-            raise ServiceLost(f"{self.url} is not a URL") from None
+        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError):  # to which HOST:PORT is a scheme and a path
+            raise ServiceLost(f"{self.url} is not a URL that begins with http:// or https:// (see --url)") from None
         except (aiohttp.ClientError, TimeoutError) as error:
             raise ServiceLost(f"nothing answers at {self.url}: {_why(error)} (see --url)") from None
         if response.status in (401, 403):

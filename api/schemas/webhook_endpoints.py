@@ -7,7 +7,7 @@ never again.
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -44,7 +44,7 @@ class ChangeFields(ClientFields):
     name: Name | None = None
     url: Url | None = None
     event_types: EventTypes | None = None
-    status: Annotated[str, Field(pattern="^enabled$")] | None = None
+    status: Literal["enabled"] | None = None
     """`enabled`: of one that was disabled."""
 
 

@@ -200,7 +200,9 @@ async def test_a_job_that_is_not_there_is_one_sentence(api: Api, action: str, jo
         (("list", "--status", "done"), b"", 2, "argument --status: invalid choice: 'done' (choose from"),
         (("events", NOBODYS, "--after", "1.0"), b"", 2, "argument --after: '1.0' is not a number from 0 on"),
         (("list", "--url", "http://127.0.0.1:1"), b"", 2, "nothing answers at http://127.0.0.1:1: "),
-        (("list", "--url", "nowhere"), b"", 2, "nowhere is not a URL"),
+        (("list", "--url", "nowhere"), b"", 2, "nowhere is not a URL that begins with http:// or https:// (see --url)"),
+        (("list", "--url", "localhost:1"), b"", 2, "localhost:1 is not a URL that begins with http:// or https://"),
+        (("list", "--url", "ftp://127.0.0.1:1"), b"", 2, "ftp://127.0.0.1:1 is not a URL that begins with http:// or"),
         (("cancel",), b"", 2, "the following arguments are required: ID"),
     ],
 )

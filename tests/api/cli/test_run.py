@@ -116,6 +116,23 @@ def test_a_run_that_was_killed_between_two_steps_does_neither_of_them_twice(
     assert (stats["uploads"], stats["made"], stats["files"]) == (1, 1, 0)
 
 
+def test_what_a_service_did_while_nobody_listened_counts_for_no_speed(
+    bulk: RunCommand, batch_server: BatchServer
+) -> None:
+    bulk.write(*bodies(40))
+    batch_server.refuse("events", 1000, 503)
+    with bulk.start(*go(bulk, batch_server)) as first:
+        assert next(text for text in first.lines if "come back" in text)
+        batch_server.get("/when?ended=40")
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+    batch_server.refuse("events", 0, 503)
+    second = bulk.run(*go(bulk, batch_server))
+    assert second.returncode == 0 and "40 lines, none failed" in second.stdout
+    assert "tokens/s" not in second.stdout
+    assert set(re.findall(r"(\d+) tokens/s", second.stderr)) <= {"2"}  # which the service says itself
+
+
 def test_records_that_waited_in_the_spool_are_not_sent_again(bulk: RunCommand, batch_server: BatchServer) -> None:
     bulk.write({"say": "never", "turn": 99}, *({"say": f"early-{n}"} for n in range(9)))
     with bulk.start(*go(bulk, batch_server)) as first:

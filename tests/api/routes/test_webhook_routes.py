@@ -375,7 +375,8 @@ async def test_a_disabled_endpoint_replays_nothing_until_it_is_enabled(api: Api,
     for replay, body in (("/replay", {"since": 0}), (f"/deliveries/{delivery.id}/replay", None)):
         response = await api.client.post(path + replay, json=body)
         assert response.status_code == 400 and "disabled" in response.json()["error"]["message"]
-    assert refused_field(await api.client.post(path, json={"status": "disabled"})) == "status"
+    refused = await api.client.post(path, json={"status": "disabled"})
+    assert refused_field(refused) == "status" and "should be 'enabled'" in refused.json()["error"]["message"]
     enabled = (await api.client.post(path, json={"status": "enabled"})).json()
     assert enabled["status"] == "enabled" and enabled["disabled_reason"] is enabled["failing_since"] is None
     assert (await api.client.post(f"{path}/replay", json={"since": 0})).json()["count"] == 1
