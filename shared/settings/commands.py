@@ -73,7 +73,9 @@ class JobsSettings(Settings):
     role: ClassVar[str] = "jobs"
     group: ClassVar[str] = "service"
 
-    url: Annotated[str, Flag("--url")] = Field("http://127.0.0.1:8080", description="a running slotstream")
+    url: Annotated[str, Flag("--url")] = Field(
+        "http://127.0.0.1:8080", description="a running slotstream; also in SLOTSTREAM_URL"
+    )
     api_key: Annotated[SecretStr | None, Flag("--api-key")] = Field(
         None, description="key for it; in SLOTSTREAM_API_KEY other users of this machine do not see it"
     )
