@@ -29,6 +29,7 @@ from shared.files import Piece
 from shared.store import Store
 
 GONE = "There is no such batch"
+RESULTS_GONE = "A part of the batch's results is gone: its files were deleted, or have expired"
 
 PIECE = 256 * 1024
 """Bytes that are read at once."""
@@ -86,9 +87,12 @@ class Records:
         while self._ahead:
             head = self._ahead[0]
             stop = min(head.offset + PIECE, head.piece.n_bytes)
-            raw = b"".join([part async for part in self._store.read(head.piece.name, head.offset, stop)])
+            try:
+                raw = b"".join([part async for part in self._store.read(head.piece.name, head.offset, stop)])
+            except UnknownFile:  # of which the reader knows nothing: it asked for no file
+                raise UnknownFile(RESULTS_GONE) from None
             if len(raw) < stop - head.offset:
-                raise UnknownFile("A part of the batch's results is gone")
+                raise UnknownFile(RESULTS_GONE)
             head.offset = stop
             if stop == head.piece.n_bytes:
                 self._ahead.popleft()

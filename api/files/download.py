@@ -24,6 +24,10 @@ from shared.store import Store
 
 JSONL, BYTES = "application/jsonl", "application/octet-stream"
 
+AT_ONCE = 64 * 1024
+"""Bytes of a piece that are handed on together: what a client does not take lies in its connection, besides the piece
+that it is a part of."""
+
 _RANGE = re.compile(r"bytes\s*=\s*([0-9]{0,18})\s*-\s*([0-9]{0,18})", re.ASCII | re.IGNORECASE)
 
 log = structlog.get_logger(__name__)
@@ -56,12 +60,14 @@ class Download:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._pieces()) as pieces, Departure(receive):
-            first = await anext(pieces, b"")  # before the headers: what cannot be read is an error
+            piece = await anext(pieces, b"")  # before the headers: what cannot be read is an error
             raw = [(name.lower().encode(), value.encode()) for name, value in self._headers().items()]
             await send({"type": "http.response.start", "status": self._status, "headers": raw})
-            await send({"type": "http.response.body", "body": first, "more_body": True})
-            async for piece in pieces:
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            while piece:
+                for start in range(0, len(piece), AT_ONCE):
+                    part = piece[start : start + AT_ONCE]
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+                piece = await anext(pieces, b"")
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _headers(self) -> dict[str, str]:

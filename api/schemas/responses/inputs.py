@@ -175,7 +175,8 @@ def _content(name: str, content: Any, album: Album) -> str:
         kind = _kind(field, part)
         if kind == "input_image":
             if part.get("image_url") is None and part.get("file_id") is not None:
-                raise NotSupported(f"Field '{field}.file_id': this server has no files", param=f"{field}.file_id")
+                reason = "images are not taken from files: send it as a data URL in 'image_url'"
+                raise NotSupported(f"Field '{field}.file_id': {reason}", param=f"{field}.file_id")
             text += album.put(picture_of(field, part))
         elif kind in _TEXTS:
             text += ("\n" if was_text else "") + _string(f"{field}.{_TEXTS[kind]}", part.get(_TEXTS[kind]))

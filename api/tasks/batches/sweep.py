@@ -12,6 +12,7 @@ from typing import Any
 from arq.worker import func
 
 from api.images import Images
+from api.tasks.arqmarks import MARK_S, marked
 from api.tasks.arqworker import Trade, arq_link, work
 from api.tasks.batches.holding import Holder
 from api.tasks.batches.step import Work
@@ -24,8 +25,7 @@ AT_ONCE = 100
 """Batches that are found in one look."""
 
 AGAIN_S = 15.0
-"""Until a batch is asked for anew that nobody has taken: the job may have died with its worker, whose job arq then
-refuses for as long as that could have taken."""
+"""Until a batch is asked for anew that nobody has taken: the job may have been lost."""
 
 LEAST_LEASE_S = 2.0
 """Shorter leases would run out while a large answer is written."""
@@ -35,16 +35,12 @@ TIMEOUT_S = 3600
 
 MAX_JOBS = 16
 
-MAX_TRIES = 1_000_000
-"""Of a step that was cut off: arq would say that it gives it up. It does no harm: the epoch that it is for is over, or
-nobody has taken the batch."""
-
 STEP = "step_of_batch"
 
 
 def trade() -> Trade:
-    step = func(_step, name=STEP, max_tries=MAX_TRIES)
-    return Trade("batches", functions=(step,), timeout_s=TIMEOUT_S, max_jobs=MAX_JOBS, poll_s=0.1)
+    step = func(_step, name=STEP)
+    return Trade("batches", functions=(step,), timeout_s=TIMEOUT_S, max_jobs=MAX_JOBS, mark_s=MARK_S, poll_s=0.1)
 
 
 async def work_on_batches(settings: TasksSettings, bus: Bus, store: Store, images: Images) -> None:
@@ -77,5 +73,7 @@ async def _step(ctx: dict[str, Any], batch_id: str, epoch: int) -> None:
     bus: Bus = ctx["bus"]
     holder: Holder = ctx["holder"]
     work: Work = ctx["work"]
-    if hold := await bus.batches.hold(batch_id, epoch, max(LEAST_LEASE_S, ctx["lease_s"])):
-        await holder.work(hold, work.step(hold))
+    # Marked for seconds, since what killed processes leave is in the way: arq looks no further than at a hundred jobs.
+    async with marked(ctx):
+        if hold := await bus.batches.hold(batch_id, epoch, max(LEAST_LEASE_S, ctx["lease_s"])):
+            await holder.work(hold, work.step(hold))

@@ -23,7 +23,7 @@ import structlog
 from api.lines.record import line_of
 from api.tasks.batches.patience import Patience
 from api.tasks.batches.planning import Planned, Rules, plan_again, plan_file
-from shared.batches import Batch, LineFault, Segment, plan_object, segment_pieces
+from shared.batches import Batch, BatchStatus, LineFault, Segment, plan_object, segment_pieces
 from shared.bus import Bus
 from shared.bus.holds import Hold
 from shared.errors import StoreUnavailable, UnknownFile
@@ -93,7 +93,7 @@ class Validation:
 
     async def _planned(self, hold: Hold, batch: Batch, plan: BinaryIO, errors: BinaryIO) -> Planned:
         if batch.retry_of is not None:
-            return await self._planned_again(batch, batch.retry_of, plan)
+            return await self._planned_again(hold, batch, batch.retry_of, plan)
         file = await self._bus.files.record(batch.input_file_id, batch.tenant)
         if file is None:
             raise _Unfit("file_not_found", f"the file {batch.input_file_id} is not there any more")
@@ -149,7 +149,7 @@ class Validation:
         if status:
             raise ChildProcessError(f"the process that plans a batch ended with {status}")
 
-    async def _planned_again(self, batch: Batch, earlier_id: str, plan: BinaryIO) -> Planned:
+    async def _planned_again(self, hold: Hold, batch: Batch, earlier_id: str, plan: BinaryIO) -> Planned:
         """Of the lines of another batch that could be run those that failed."""
         earlier = await self._bus.batches.record(earlier_id, batch.tenant)
         if earlier is None:
@@ -159,6 +159,10 @@ class Validation:
             async with self._opened([Piece(name=plan_object(earlier_id), n_bytes=0)]) as source:
                 return await _in_thread(plan_again, source, plan, failed, earlier.model)
         except UnknownFile:
+            # Of one of which lines failed all is kept as long as its record, unless that says that it was lost.
+            is_kept = earlier.n_failed > 0 and earlier.status is not BatchStatus.FAILED
+            if is_kept and not self._patience.is_over(batch, hold.now):
+                raise StoreUnavailable(ELSEWHERE, retry_after_s=10) from None
             raise _Unfit(
                 "plan_not_found", f"what is left of the batch {earlier_id} is not enough to retry it"
             ) from None

@@ -225,6 +225,7 @@ async def test_a_batch_whose_records_are_gone_says_so(
     await store.delete([segment_pieces(batch.id, segment)[0].name])
     [error] = await all_events(api, batch_id)
     assert (error.id, error.name, error.data["error"]["type"]) == (None, "error", "not_found_error")
+    assert "the batch's results" in error.data["error"]["message"]
 
 
 async def test_another_tenant_hears_of_no_batch(settings: ApiSettings, batch_id: str) -> None:

@@ -480,8 +480,23 @@ async def test_a_retry_runs_those_lines_again_that_failed_and_could_be_run(bench
     assert await bench.ended(await bench.made(lines, retry_of=batch_id)) is not None
 
 
+async def test_a_retry_waits_for_what_should_be_in_the_store(bench: Bench) -> None:
+    await bench.ended(first := await bench.made([say("a", "long")]))
+    [plan] = [part async for part in bench.store.read(plan_object(first))]
+    await bench.store.delete([plan_object(first)])
+    hold = await bench.held(batch_id := await bench.made(b"", retry_of=first))
+    with pytest.raises(StoreUnavailable, match="--store-url"):
+        await bench.work.step(hold)
+    await bench.bus.batches.rest(hold, 0)
+    await bench.store.put(plan_object(first), plan)
+    assert (await bench.ended(batch_id)).n_total == 1
+
+
 @pytest.mark.parametrize("what", ["plan", "batch", "failures"])
-async def test_a_retry_of_what_is_not_there_fails_and_says_so(bench: Bench, what: str) -> None:
+async def test_a_retry_of_what_is_not_there_fails_and_says_so(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(patience, "PATIENCE_S", -3600)
     first = await bench.made([say("a", "long" if what == "plan" else "say x")])
     await bench.ended(first)
     if what == "plan":

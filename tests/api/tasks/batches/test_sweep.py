@@ -10,11 +10,13 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
+from arq.constants import in_progress_key_prefix
 
+from api.tasks.arqworker import arq_link, make_worker
 from api.tasks.batches import validation
 from api.tasks.batches.holding import Rest
 from api.tasks.batches.step import Work
-from api.tasks.batches.sweep import find_batches, trade, work_on_batches
+from api.tasks.batches.sweep import STEP, find_batches, trade, work_on_batches
 from shared.batches import BatchStatus
 from shared.bus import Hold
 from shared.settings import TasksSettings
@@ -155,6 +157,21 @@ async def test_a_step_that_was_cut_off_is_taken_up_without_a_word_of_giving_up(
         assert await ended(bench, batch_id) is BatchStatus.COMPLETED
         await until(lambda: has_no_job_left(bench), PATIENCE_S)
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+async def test_what_killed_processes_left_in_arqs_queue_keeps_nobody_waiting(
+    bench: Bench, settings: TasksSettings
+) -> None:
+    """arq looks at the hundred oldest jobs, also at those that are marked as being at work with somebody."""
+    queue = trade().queue(settings.namespace)
+    async with arq_link(settings, "test") as redis:
+        mark_s = make_worker(redis, settings.namespace, trade(), {}).in_progress_timeout_s
+        for n in range(120):
+            await redis.enqueue_job(STEP, "batch_0_" + "0" * 24, n, _job_id=f"left-{n}", _queue_name=queue)
+            await redis.psetex(f"{in_progress_key_prefix}left-{n}", round(mark_s * 1000), b"1")
+    batch_id = await bench.made([say("a")])
+    async with at_work(bench, settings):
+        assert await ended(bench, batch_id) is BatchStatus.COMPLETED
 
 
 async def has_no_job_left(bench: Bench) -> bool:
