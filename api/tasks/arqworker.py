@@ -22,6 +22,8 @@ from shared.settings import TasksSettings
 
 JOB_TIMEOUT_S = 30
 """arq blocks a dead worker's job for the longest timeout of all functions of a worker: most are short."""
+MAX_TRIES = 1_000_000
+"""Of a job that was cut off: arq would say that it is given up, and what it is for never is."""
 HEALTH_EVERY_S = 30
 CANCEL_EVERY_S = 0.2
 POLL_S = 0.5
@@ -84,6 +86,7 @@ def make_worker(redis: ArqRedis, namespace: str, trade: Trade, ctx: dict[str, An
         keep_result=0,  # a kept result would refuse the same job id for its life
         job_timeout=trade.timeout_s,
         max_jobs=trade.max_jobs,
+        max_tries=MAX_TRIES,
         poll_delay=trade.poll_s,
         log_results=False,
         ctx={**ctx, "queue": trade.queue(namespace)},

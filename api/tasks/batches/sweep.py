@@ -35,15 +35,11 @@ TIMEOUT_S = 3600
 
 MAX_JOBS = 16
 
-MAX_TRIES = 1_000_000
-"""Of a step that was cut off: arq would say that it gives it up. It does no harm: the epoch that it is for is over, or
-nobody has taken the batch."""
-
 STEP = "step_of_batch"
 
 
 def trade() -> Trade:
-    step = func(_step, name=STEP, max_tries=MAX_TRIES)
+    step = func(_step, name=STEP)
     return Trade("batches", functions=(step,), timeout_s=TIMEOUT_S, max_jobs=MAX_JOBS, mark_s=MARK_S, poll_s=0.1)
 
 
