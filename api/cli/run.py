@@ -196,7 +196,7 @@ async def _work_on_own_stack(
         extra["SLOTSTREAM_STORE_URL"] = ""  # who else works on that Redis looks for files where it is usual
     _say(f"starting a worker, an API and a queue of its own; their logs are in {logs}")
     async with open_stack(settings, place, say=_say, extra=extra) as stack:
-        interruption.at_once = stack.supervisor.kill
+        interruption.at_once = stack.supervisor.leave
         await stack.become_ready(needs_worker=True, tell=_say)
         async with BatchService(place.url, api_key=key, connector=place.connector()) as service:
             await stack.supervisor.beside(_work_with(service, folder, bulk))

@@ -65,7 +65,7 @@ async def _serve(settings: ServeSettings, config: dict[str, str]) -> int:
     with Interruption(on_first=_tell_of_stop) as interruption:
         _say(f"starting {settings.workers} worker{'s' * (settings.workers != 1)}, api and tasks ...")
         async with open_stack(settings, place, say=_say, extra=config) as stack:
-            interruption.at_once = stack.supervisor.kill
+            interruption.at_once = stack.supervisor.leave
             await stack.become_ready(needs_worker=settings.workers > 0, tell=_say)
             key = keys[0].get_secret_value() if keys else None
             abilities = await stack.supervisor.beside(stack.abilities(key))

@@ -14,7 +14,7 @@ class Interruption:
     """Cancels the current task at the first SIGINT or SIGTERM and swallows that at its end; the second leaves at once.
 
     with Interruption(on_first=tell) as interruption:
-        interruption.at_once = supervisor.kill   # called before leaving at once
+        interruption.at_once = supervisor.leave  # called before leaving at once
         ...                                      # CancelledError comes out of an await here
     interruption.exit_code                       # 130 or 143; None when no signal came
     """

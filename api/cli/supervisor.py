@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from asyncio.subprocess import Process
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ CONFIG_EXIT_CODE, LOAD_EXIT_CODE = 2, 3
 TRIES_BEFORE_READY = 5
 STEADY_S = 30.0
 """A child that ran for so long is started again as if it had never ended before."""
+
+LAST_WORD_S = 2.0
+"""For children that were told twice to stop: a worker needs a step of its engine and a few words with the queue."""
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
@@ -63,6 +67,15 @@ class _Child:
         if self.process is not None and self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self.process.send_signal(number)
+
+    def is_running(self) -> bool:
+        """Also while the event loop stands still, which would hear of an end."""
+        if self.process is None or self.process.returncode is not None:
+            return False
+        try:
+            return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        except ChildProcessError:
+            return False
 
 
 class Supervisor:
@@ -129,6 +142,22 @@ class Supervisor:
             for child in children:
                 child.signal(signal.SIGTERM)
             await asyncio.gather(*(self._wait_for_end(child) for child in children))
+
+    def leave(self) -> None:
+        """End everything within moments, by whoever is told twice to stop. Blocks.
+
+        The first stage hears it again, upon which a worker gives back what it has. Killed with its jobs it would count
+        as one that they killed, and the third time they would be given up.
+        """
+        self._is_stopping = True
+        stage = min((child.command.stage for child in self._children), default=0)
+        first = [child for child in self._children if child.command.stage == stage]
+        for child in first:
+            child.signal(signal.SIGTERM)
+        patient_until = time.monotonic() + LAST_WORD_S
+        while time.monotonic() < patient_until and any(child.is_running() for child in first):
+            time.sleep(0.02)
+        self.kill()
 
     def kill(self) -> None:
         """End everything now, without waiting."""

@@ -188,3 +188,40 @@ asyncio.run(main())
     finally:
         asyncio.get_running_loop().remove_reader(watched)
         os.close(watched)
+
+
+async def test_who_is_told_twice_to_stop_may_give_back_what_it_has_before_it_is_killed(
+    tmp_path: Path, post: Post
+) -> None:
+    code = """
+def leave(*_):
+    global n_told
+    n_told += 1
+    tell(f"told {n_told}")
+    if n_told == 2:
+        sys.exit(0)
+n_told = 0
+signal.signal(signal.SIGTERM, leave)
+tell("up")
+while True: signal.pause()
+"""
+    async with Supervisor([python("worker", post.prelude + code, tmp_path)], say=Heard()) as supervisor:
+        await post.next()
+        stopping = asyncio.create_task(supervisor.stop())
+        assert await post.next() == "told 1"
+        supervisor.leave()
+        assert await post.next() == "told 2"
+        await stopping
+
+
+async def test_who_does_not_leave_when_told_twice_is_killed_soon(
+    tmp_path: Path, post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.cli.supervisor.LAST_WORD_S", 0.2)
+    code = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntell('up')\nwhile True: signal.pause()"
+    async with Supervisor([python("worker", post.prelude + code, tmp_path)], say=Heard()) as supervisor:
+        await post.next()
+        began = asyncio.get_running_loop().time()
+        supervisor.leave()
+        await supervisor.stop()
+        assert asyncio.get_running_loop().time() - began < 5
