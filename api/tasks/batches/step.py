@@ -66,7 +66,11 @@ class Work:
         try:
             rest = await self._step(hold, now)
         except UnknownFile:
-            if not self._patience.is_over(await self._looked_up(hold), now()):
+            batch = await self._looked_up(hold)
+            if batch.is_stopping:
+                # What is on its way can be stopped without the plan, and keeps others waiting as long as it is not.
+                await self._batches.recall(await self._batches.flights(batch.id))
+            if not self._patience.is_over(batch, now()):
                 raise
             return await self._abandoned(hold)
         self._patience.forget(hold.batch_id)

@@ -244,6 +244,24 @@ async def test_a_batch_whose_plan_is_lost_ends_when_it_has_been_waited_for(
     assert await bench.bus.batches.due() == []
 
 
+async def test_a_cancelled_batch_keeps_no_slot_while_its_plan_is_waited_for(
+    bench: Bench, worker: ScriptedWorker
+) -> None:
+    batch_id = await bench.made([say("done"), say("at work", "hold a|b")])
+    await bench.step(batch_id)
+    await until(lambda: bench.bus.batches.ended(batch_id))
+    await bench.store.delete([plan_object(batch_id)])
+    await bench.bus.batches.cancel(batch_id)
+    with pytest.raises(UnknownFile):  # by what is collected first
+        await bench.work.step(await bench.held(batch_id))
+
+    async def has_stopped() -> bool:
+        job = await bench.bus.queue.record(line_job_id(batch_id, 2))
+        return job is not None and job.status.is_ended
+
+    await until(has_stopped)
+
+
 async def test_a_batch_that_waits_for_workers_to_stop_after_its_window_is_not_looked_at_all_the_time(
     bench: Bench, worker: ScriptedWorker
 ) -> None:
