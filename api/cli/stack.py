@@ -120,11 +120,14 @@ async def open_stack(
         }
         supervisor = Supervisor(_commands(settings, environment, place.logs), say=say)
         async with supervisor:
-            watch = asyncio.create_task(_watch(server, place.folder, supervisor, environment, say))
+            watch = None
+            if settings.redis_url is None:  # another's server is not ours to start again
+                watch = asyncio.create_task(_watch(server, place.folder, supervisor, environment, say))
             try:
                 yield Stack(supervisor, place, shown)
             finally:
-                watch.cancel()
+                if watch is not None:
+                    watch.cancel()
 
 
 def config_of(argv: Sequence[str]) -> dict[str, str]:

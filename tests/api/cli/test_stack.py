@@ -24,7 +24,7 @@ from api.cli.stack import Place, config_of, free_port
 from api.cli.supervisor import Command, Supervisor
 from shared.bus import Bus, EmbeddedServer, open_bus
 from shared.errors import BusUnavailable
-from shared.settings import ApiSettings
+from shared.settings import ApiSettings, ServeSettings
 from tests.api.cli.conftest import ROOT, RunCommand, environment
 from tests.api.conftest import Certificate
 from tests.api.conftest import serve as served
@@ -249,6 +249,21 @@ async def test_an_embedded_server_that_does_not_start_again_is_tried_until_it_do
                 await eventually(lambda: answers(bus))
         watch.cancel()
         assert server.url == url
+
+
+async def test_beside_a_server_of_somebody_else_there_is_none_of_our_own(
+    tmp_path: Path, valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All roles would go over to it."""
+    monkeypatch.setattr(stack, "WATCH_S", 0.01)
+    monkeypatch.setattr(stack, "_commands", lambda *_: [])
+    place = Place(tmp_path / "state", "127.0.0.1", free_port("127.0.0.1"), None)
+    said: list[str] = []
+    settings = ServeSettings(redis_url=SecretStr(valkey_url), model="demo")
+    async with stack.open_stack(settings, place, say=said.append) as opened:
+        assert opened.redis == valkey_url
+        await asyncio.sleep(0.3)  # nothing must happen
+    assert (said, place.folder.exists()) == ([], False)
 
 
 def spoil(folder: Path) -> Callable[[], object]:
