@@ -44,6 +44,10 @@ memory, and this machine with them."""
 
 ELSEWHERE = "A file of a batch is not in the store: is --store-url the same for all processes?"
 
+OUT_OF_TIME = LineFault(
+    code="validation_failed", message="the file could not be looked through in time; the log of tasks says why"
+)
+
 T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
@@ -76,6 +80,11 @@ class Validation:
                 planned = await self._planned(hold, batch, plan, errors)
             except _Unfit as unfit:
                 planned = Planned(faults=(unfit.fault,))
+            except OSError:  # no room for temporary files, or no memory: that may pass
+                if hold.now < batch.expires_at:
+                    raise
+                log.exception("a file could not be looked through", batch=batch.id)
+                planned = Planned(faults=(OUT_OF_TIME,))
             if planned.n_planned:
                 segment = await self._keep(hold, planned, plan, errors)
                 await self._bus.batches.planned(

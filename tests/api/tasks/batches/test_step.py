@@ -293,6 +293,31 @@ async def test_a_file_whose_planner_is_killed_each_time_fails_its_batch(
     assert (batch.status, batch.faults[0].code) == (BatchStatus.FAILED, "validation_failed")
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_a_file_that_nobody_manages_to_look_through_is_tried_as_long_as_there_is_time(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_late: bool
+) -> None:
+    batch_id = await bench.made([say("a", "say " + "x" * 1000)], window_s=0.01 if is_late else 3600)
+    monkeypatch.setattr(validation, "LARGE", 1000)
+    failing = tmp_path / "failing"
+    failing.write_text("#!/bin/sh\nexit 1\n")
+    failing.chmod(0o755)
+    await asyncio.sleep(0.02)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", str(failing))
+        hold = await bench.held(batch_id)
+        if is_late:
+            await bench.work.step(hold)
+            batch = await bench.batch(batch_id)
+            assert (batch.status, batch.faults[0].code) == (BatchStatus.FAILED, "validation_failed")
+            return
+        for _ in range(validation.MAX_KILLED + 1):
+            with pytest.raises(ChildProcessError):
+                await bench.work.step(hold)
+    await bench.bus.batches.rest(hold, 0)
+    assert (await bench.ended(batch_id)).n_completed == 1
+
+
 async def test_a_batch_goes_on_when_its_file_is_deleted_after_validation(bench: Bench) -> None:
     settings = bench.settings.model_copy(update={"batch_in_flight": 1})
     batch_id = await bench.made([say("a"), say("b")])
