@@ -16,6 +16,7 @@ local version = tonumber(ARGV[14]) -- the newest kind of request that the worker
 local marks = ARGV[15] -- of the store that it reads, each between spaces
 
 local MOST_DEATHS = 3
+local MOST_EXCUSED = 10 -- deaths together with the server: a job may also be what ends a whole machine
 
 -- Whether a request can be read by the worker: it may lie in a store, with a reference in its place.
 local function is_in_reach(request, newness, store)
@@ -78,10 +79,13 @@ local function hand_out(stream, entry, id, is_lost)
   end
 
   deaths = tonumber(deaths)
-  local fate = is_lapsed and fate_of(prefix, held_by, now, lease_ms)
+  local fate, with_server
+  if is_lapsed then
+    fate, with_server = fate_of(prefix, held_by, now, lease_ms)
+  end
   if fate == 'unheard' then
     return 0 -- a later sweep will know
-  elseif fate == 'silent' then
+  elseif fate == 'silent' and not (with_server and redis.call('HINCRBY', key, 'excused', 1) <= MOST_EXCUSED) then
     deaths = redis.call('HINCRBY', key, 'deaths', 1)
   end
   if deaths >= MOST_DEATHS then

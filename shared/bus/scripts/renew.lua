@@ -9,11 +9,18 @@ local BEATS_KEPT_MS = 3600000
 local ABANDONED_MS = 15000 -- longer than any process needs to connect again
 
 -- When each worker was heard last, and since when the living have been heard without a break: a server that was away
--- has heard nobody, and must not take that for their death.
+-- has heard nobody, and must not take that for their death. `@boot`: when one that was started anew first heard anybody.
 local now = clock()
-local last = redis.call('HGET', beats, '@last')
+local last, run_before = unpack(redis.call('HMGET', beats, '@last', '@run'))
 if not last or math.abs(now - last) > lease_ms / 2 then
   redis.call('HSET', beats, '@since', now)
+end
+local run = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+if run ~= run_before then
+  redis.call('HSET', beats, '@run', run)
+  if run_before then
+    redis.call('HSET', beats, '@boot', now)
+  end
 end
 redis.call('HSET', beats, worker, now, '@last', now)
 redis.call('PEXPIRE', beats, BEATS_KEPT_MS)

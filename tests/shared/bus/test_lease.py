@@ -6,12 +6,15 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
-from shared.bus import Bus, Lease, LeaseKeeper, open_bus
+from shared.bus import Bus, Claimed, EmbeddedServer, Lease, LeaseKeeper, open_bus
 from shared.events import Finished
+from shared.jobs import JobStatus
 from shared.settings import BusSettings
 from tests.shared.bus.conftest import ANY, Behind, claimed, eventually, queued
 
@@ -262,3 +265,39 @@ async def test_a_job_that_its_worker_has_just_ended_is_not_lost(
     assert await bus.queue.finish(ended, Finished(status="succeeded"), 1)
     keeper.beat()
     assert told.lost == []
+
+
+@pytest.mark.parametrize("is_stopped", [True, False], ids=["with the server", "alone"])
+async def test_a_job_is_no_poison_because_its_worker_and_its_server_ended_together(
+    tmp_path: Path, told: Told, is_stopped: bool
+) -> None:
+    """As in a power cut, or when a whole stack is killed."""
+    with EmbeddedServer() as server:
+        job_id = ""
+        for number in range(4):
+            settings = BusSettings(redis_url=SecretStr(server.url or server.start(tmp_path)), lease_s=LEASE_S)
+            async with open_bus(settings, name="test") as bus:
+                job_id = job_id or (await queued(bus)).id
+                with keeper_of(settings, told, f"w{number}") as keeper:
+                    if (taken := await taken_or_dead(bus, f"w{number}", job_id)) is None:
+                        assert (is_stopped, number) == (False, 3)
+                        return
+                    keeper.hold(taken.lease)
+                    assert (taken.attempt, taken.deaths) == (number + 1, 0 if is_stopped else number)
+                    await asyncio.sleep(LEASE_S)  # it is heard
+            if is_stopped:
+                await asyncio.to_thread(server.stop)
+    assert is_stopped
+
+
+async def taken_or_dead(bus: Bus, worker_id: str, job_id: str) -> Claimed | None:
+    """The job, when it can be had; None when it has been given up."""
+    async with asyncio.timeout(10):
+        while True:
+            if taken := await bus.queue.claim(worker_id, "m", ANY, sweep=True):
+                return taken[0]
+            record = await bus.queue.record(job_id)
+            assert record is not None
+            if record.status is JobStatus.FAILED:
+                return None
+            await asyncio.sleep(LEASE_S / 10)

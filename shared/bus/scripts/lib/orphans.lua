@@ -3,15 +3,16 @@
 -- that the next sweep of anybody finds it. What somebody holds is left alone.
 
 -- What became of a worker whose lease has run out: 'alive' (it never knew of the lease, or was held up), 'silent', or
--- 'unheard' while the server itself has only just begun to hear anybody.
+-- 'unheard' while the server itself has only just begun to hear anybody. And whether the server was started anew since it
+-- was heard, so that both may have ended together.
 local function fate_of(prefix, worker, now, lease_ms)
-  local heard, last, since = unpack(redis.call('HMGET', prefix .. 'beats', worker, '@last', '@since'))
+  local heard, last, since, boot = unpack(redis.call('HMGET', prefix .. 'beats', worker, '@last', '@since', '@boot'))
   if heard and math.abs(now - heard) < lease_ms then
     return 'alive'
   elseif last and (math.abs(now - last) > lease_ms / 2 or math.abs(now - since) < lease_ms * 3 / 5) then
     return 'unheard'
   end
-  return 'silent'
+  return 'silent', heard and boot and tonumber(heard) < tonumber(boot)
 end
 
 -- It said so, or is silent while others are heard.
