@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
     ("arguments", "told"),
     [
         pytest.param("queue --only slotstream --jobs 64 --rounds 1", "no-op jobs through", marks=pytest.mark.slow),
-        ("append --pipelines 2 --rounds 1", "of the bare speed"),
+        pytest.param("append --pipelines 2 --rounds 1", "of the bare speed", marks=pytest.mark.slow),
         pytest.param(
             "webhooks --deliveries 20 --endpoints 2 --hanging 1 --ends 2", "deliveries to", marks=pytest.mark.slow
         ),

@@ -31,8 +31,9 @@ async def test_every_job_ends_once_with_every_token_once_whatever_dies(tmp_path:
     assert any(job.count("epoch") > 1 for job in outcome.aftermath.jobs.values())
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("server", ["valkey", pytest.param("redis7", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("server", ["valkey", "redis7"])
 async def test_without_the_fence_workers_that_were_away_do_harm(tmp_path: Path, server: str) -> None:
     """Whether a late word meets a job that still speaks is a matter of luck: three times without it would be odd."""
     for seed in (3, 4, 5):

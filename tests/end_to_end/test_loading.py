@@ -22,6 +22,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.slow
 async def test_a_model_that_cannot_be_loaded_is_told_to_all_who_wait_and_a_job_runs_once_it_is_mended(
     stack: Stack, model: Path, tmp_path: Path
 ) -> None:

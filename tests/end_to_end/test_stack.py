@@ -77,6 +77,7 @@ async def test_what_needs_no_slot_is_answered_while_all_slots_are_taken(stack: S
     assert "succeeded" not in states[1:], "the slot was free after all: the test shows nothing"
 
 
+@pytest.mark.slow
 async def test_two_streams_share_one_batch(stack: Stack, model: Path) -> None:
     await stack.start_worker(model, ctx_size=8192, parallel=2)
     jobs = [await make_job(stack, ask(n_predict=LONG, seed=n), priority="interactive") for n in range(2)]

@@ -4,6 +4,8 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from shared.events import Answer, Failure, Tokens, Vector
 from shared.jobs import Lane, Sampling
 from tests.models import BYTE_EOS
@@ -17,6 +19,7 @@ SOAK_S = 6.0
 PROMPTS = [list(b"one prefix that many share, then "), list(b"another"), list(b"\xf0\x9f\x91\x8b and bytes")]
 
 
+@pytest.mark.slow
 def test_after_anything_at_all_every_task_has_one_ending_and_the_cache_is_as_it_says(byte_model: Path) -> None:
     dice = random.Random(4)
     recorded: list[Recorded] = []
