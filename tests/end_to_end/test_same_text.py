@@ -69,21 +69,42 @@ async def worker(stack: Stack) -> Role:
     return await start_worker(stack)
 
 
+ROUNDING = 0.3
+"""Nats by which one processor's logits differ from another's, where weights are quantized: a token that leads by less
+may be another one there."""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 async def test_greedy_text_is_that_of_llama_server(stack: Stack, worker: Role) -> None:
-    """All at once: each in a slot, beside seven others or waiting for them."""
+    """All at once: each in a slot, beside seven others or waiting for them. The texts were made on another machine."""
 
-    async def ask(text: dict[str, Any]) -> tuple[str, str, int, str]:
-        body = GREEDY["request"] | {"prompt": text["prompt"], "n_predict": text["n_predict"]}
-        said = (await stack.http.post("/completion", json=body, timeout=110)).json()
-        return text["name"], said["content"], said["tokens_predicted"], said["stop_type"]
+    async def ask(text: dict[str, Any]) -> dict[str, Any]:
+        body = GREEDY["request"] | {"prompt": text["prompt"], "n_predict": text["n_predict"], "n_probs": 2}
+        answer: dict[str, Any] = (await stack.http.post("/completion", json=body, timeout=110)).json()
+        return answer
 
-    said = await asyncio.gather(*(ask(text) for text in GREEDY["texts"]))
-    assert said == [
-        tuple(text[key] for key in ("name", "content", "n_tokens", "stop_type")) for text in GREEDY["texts"]
-    ]
-    assert len(said) >= 20
+    answers = await asyncio.gather(*(ask(text) for text in GREEDY["texts"]))
+    n_equal = 0
+    for text, answer in zip(GREEDY["texts"], answers, strict=True):
+        said = (answer["content"], answer["tokens_predicted"], answer["stop_type"])
+        if said == (text["content"], text["n_tokens"], text["stop_type"]):
+            n_equal += 1
+        else:
+            assert lead_where_they_part(answer, text["content"]) < ROUNDING, text["name"]
+    assert len(answers) >= 20
+    assert n_equal >= len(answers) / 2
+
+
+def lead_where_they_part(answer: dict[str, Any], other: str) -> float:
+    """Nats by which the first token led that is not in the other text."""
+    said = ""
+    for token in answer["completion_probabilities"]:
+        said += token["token"]
+        if not other.startswith(said):
+            first, second = token["top_logprobs"]
+            return float(first["logprob"] - second["logprob"])
+    raise AssertionError(f"{said!r} is the beginning of {other!r}, or has ended otherwise")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
