@@ -22,7 +22,8 @@ from tests.models import (
     write_projector,
     write_reranker_model,
 )
-from tests.stack import PATIENCE_S, Role, Stack, ask, free_port
+from tests.ports import free_port
+from tests.stack import PATIENCE_S, Role, Stack, ask
 
 ALLOWED = "hooks.example.com,127.0.0.1"
 """Hosts that may be told of endings, as examples name them and as receivers of tests have them."""

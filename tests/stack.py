@@ -7,7 +7,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ import httpx
 from pydantic import SecretStr
 
 from shared.settings import BusSettings
+from tests.ports import free_port
 
 PATIENCE_S = 40.0
 
@@ -142,12 +142,6 @@ class Stack:
             return (await self.http.get("/live")).status_code == 200
         except httpx.TransportError:
             return False
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def ask(prompt: str = "Hi", **more: Any) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import shutil
 import signal
-import socket
 import subprocess
 from pathlib import Path
 from typing import Self
@@ -17,6 +16,7 @@ from typing import Self
 from redis import Redis, RedisError
 
 from shared.bus.embedded import server_binary
+from tests.ports import free_port
 
 START_TIMEOUT_S = 20.0
 REDIS7 = shutil.which("redis-server")
@@ -96,9 +96,3 @@ class Server:
     def _ask(self, *command: str) -> object:
         with self.client() as client:
             return client.execute_command(*command)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port

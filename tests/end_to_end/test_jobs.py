@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.stack import Stack, free_port
+from tests.ports import free_port
+from tests.stack import Stack
 
 LONG = 400
 """Tokens of an answer that is still being made when a test looks."""

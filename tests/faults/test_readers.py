@@ -15,7 +15,8 @@ from shared.jobs import Completion, Job
 from tests.api.sse_lines import events
 from tests.faults.conftest import Site
 from tests.faults.test_server import start_reading
-from tests.stack import check_gapless, follow, free_port
+from tests.ports import free_port
+from tests.stack import check_gapless, follow
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

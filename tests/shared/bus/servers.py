@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from tests.conftest import REDIS_SERVER
-from tests.stack import free_port
+from tests.ports import free_port
 
 PATIENCE_S = 30.0
 
