@@ -39,8 +39,6 @@ LOOK_EVERY_S = 1.0
 
 PATIENCE_S = 30.0
 """For a server or a store that is away."""
-
-
 RETRY_S = 0.25
 
 

@@ -67,12 +67,16 @@ class Work:
             rest = await self._step(hold, now)
         except UnknownFile:
             batch = await self._looked_up(hold)
-            if batch.is_stopping:
+            is_lost = self._patience.is_over(batch, now())
+            if is_lost or batch.is_stopping:
                 # What is on its way can be stopped without the plan, and keeps others waiting as long as it is not.
                 await self._batches.recall(await self._batches.flights(batch.id))
-            if not self._patience.is_over(batch, now()):
+            if not is_lost:
                 raise
-            return await self._abandoned(hold)
+            # Nobody knows any more what the lines were that have no record.
+            if await self._batches.finish(hold, self._retention_s, fault=PLAN_LOST):
+                self._forget(batch)
+            return Rest(0.0)
         self._patience.forget(hold.batch_id)
         return rest
 
@@ -125,13 +129,6 @@ class Work:
             return False
         self._forget(batch)
         return True
-
-    async def _abandoned(self, hold: Hold) -> Rest:
-        """Without its plan, nobody knows any more what the lines were that have no record."""
-        await self._batches.recall(await self._batches.flights(hold.batch_id))
-        await self._batches.finish(hold, self._retention_s, fault=PLAN_LOST)
-        self._forget(await self._looked_up(hold))
-        return Rest(0.0)
 
     def _forget(self, batch: Batch) -> None:
         self._collecting.pace.forget(batch.id)
